@@ -1,0 +1,227 @@
+"""The embedded engine: llama.cpp's own HTTP server in a child process, for as long as a ``with`` block runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Thread
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+from smoothagent.errors import BackendUnreachableError, ConfigurationError
+
+ALIAS = "smollm2"
+"""The model's name at the embedded engine."""
+
+WINDOW = 8192
+"""Tokens of context a slot: SmolLM2's own window."""
+
+SLOTS_PER_AGENT = 3
+"""Main, summary and lookahead stream (ARCHITECTURE.md, "When lookahead work may run")."""
+
+STEP_TOKENS = 64
+"""Tokens llama.cpp computes in one step; a larger step stalls the decodes that share it for seconds."""
+
+START_S = 60.0
+STOP_S = 5.0
+
+# llama.cpp's threads meet at a barrier after every operator, hundreds of times a token. Sleeping there
+# (OMP_WAIT_POLICY=passive, or no spinning at all) made it 4 times slower on two cores; spinning without end
+# (active) collapses when another process wants the core, since a spinning thread keeps it from the one all
+# wait for. This many spins outlast a barrier, then the thread sleeps.
+_CHILD_ENVIRONMENT = {"GOMP_SPINCOUNT": "200000"}
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """How to reach the engine.
+
+    Attributes:
+        base_url: for an OpenAI client, ends in ``/v1``.
+        model: the model's name there.
+        slots: number of slots.
+        window: tokens of context a slot.
+        pid: its process.
+    """
+
+    base_url: str
+    model: str
+    slots: int
+    window: int
+    pid: int
+
+
+class EmbeddedEngine:
+    """Starts the engine on a free loopback port and stops it at the end of the block.
+
+    The process ends with this one, also when this one is killed. It is in a session of its own, so that
+    Ctrl-C reaches the benchmark first, which stops the engine after it has kept its results.
+
+    Args:
+        model: the GGUF file.
+        agents: how many agents it serves; each gets `SLOTS_PER_AGENT` slots, and one is left over for
+            requests that belong to no agent.
+        threads: compute threads; default the cores this process may use, at most 4.
+        window: tokens of context a slot.
+
+    Raises:
+        ConfigurationError: on entering, where the engine cannot be started.
+    """
+
+    def __init__(self, model: Path, *, agents: int = 1, threads: int | None = None, window: int = WINDOW) -> None:
+        if agents < 1:
+            raise ConfigurationError(f"agents is {agents}: the engine needs at least 1")
+        self.model = model
+        self.slots = SLOTS_PER_AGENT * agents + 1
+        self.threads = threads or min(4, usable_cores())
+        self.window = window
+        self._process: subprocess.Popen[bytes] | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def settings(self, folder: Path) -> dict[str, Any]:
+        """What the child is told, in llama.cpp's names."""
+        return {
+            "model": str(self.model),
+            "alias": ALIAS,
+            "port": 0,
+            "threads": self.threads,
+            "n_parallel": self.slots,
+            "n_ctx": self.window * self.slots,
+            "n_batch": STEP_TOKENS,
+            "n_ubatch": STEP_TOKENS,
+            # Each stream has a slot of its own; anything that moves prefixes between slots would blur what
+            # is measured, and re-using shifted chunks is not exact.
+            "kv_unified": False,
+            "cache_ram_mib": 0,
+            "n_cache_reuse": 0,
+            "slot_save_path": f"{folder}{os.sep}",
+            "endpoint_slots": True,
+            "endpoint_props": True,
+            "endpoint_metrics": True,
+            "ui": False,
+            "warmup": True,
+        }
+
+    def __enter__(self) -> EngineInfo:
+        if not self.model.is_file():
+            raise ConfigurationError(f"no model file at {self.model}: leave the choice to `find_model`")
+        self._folder = tempfile.TemporaryDirectory(prefix="smoothagent-engine-", ignore_cleanup_errors=True)
+        folder = Path(self._folder.name)
+        slots = folder / "slots"
+        slots.mkdir(mode=0o700)
+        try:
+            return self._start(folder, self.settings(slots))
+        except BaseException:
+            self._stop()
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop()
+
+    def check(self) -> None:
+        """Raise BackendUnreachableError with the engine's last words where its process has ended."""
+        if self._process is None or self._process.poll() is not None:
+            raise BackendUnreachableError(f"the embedded engine has died: {self.last_words()}")
+
+    def last_words(self, lines: int = 3) -> str:
+        """The last lines of the engine's log."""
+        if self._folder is None:
+            return "it is not running"
+        log = Path(self._folder.name) / "engine.log"
+        text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+        return " | ".join(text.strip().splitlines()[-lines:]) or "it logged nothing"
+
+    def _start(self, folder: Path, settings: Mapping[str, Any]) -> EngineInfo:
+        with (folder / "engine.log").open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "smoothagent_bench.engine_process"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env={**os.environ, **_CHILD_ENVIRONMENT},
+                start_new_session=True,
+            )
+        self._process = process
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(settings).encode() + b"\n")
+        process.stdin.flush()
+        address = self._address(process)
+        self._await_ready(address)
+        return EngineInfo(f"{address}/v1", ALIAS, self.slots, self.window, process.pid)
+
+    def _address(self, process: subprocess.Popen[bytes]) -> str:
+        answers: SimpleQueue[bytes] = SimpleQueue()
+        assert process.stdout is not None
+        Thread(target=_pump, args=(process.stdout, answers), daemon=True).start()
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            try:
+                line = answers.get(timeout=0.1)
+            except Empty:
+                self._started()
+                continue
+            if line.startswith(b'{"address"'):
+                return str(json.loads(line)["address"]).rstrip("/")
+        raise ConfigurationError(f"the embedded engine did not start in {START_S:.0f} s: {self.last_words()}")
+
+    def _await_ready(self, address: str) -> None:
+        deadline = time.monotonic() + START_S
+        with httpx.Client(trust_env=False, timeout=5) as client:
+            while time.monotonic() < deadline:
+                self._started()
+                try:
+                    if client.get(f"{address}/health").status_code == httpx.codes.OK:
+                        return
+                except httpx.TransportError:
+                    pass
+                time.sleep(0.05)
+        raise ConfigurationError(f"the embedded engine was not ready in {START_S:.0f} s: {self.last_words()}")
+
+    def _started(self) -> None:
+        process = self._process
+        if process is not None and process.poll() is not None:
+            raise ConfigurationError(
+                f"the embedded engine ended with status {process.returncode} while starting: {self.last_words()}; "
+                "run against a server of your own with --base-url"
+            )
+
+    def _stop(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    pipe.close()
+            try:
+                process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
+
+
+def usable_cores() -> int:
+    """Cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _pump(source: Any, sink: SimpleQueue[bytes]) -> None:
+    try:
+        for line in source:
+            sink.put(line)
+    except ValueError:  # closed by _stop
+        return

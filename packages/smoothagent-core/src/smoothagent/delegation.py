@@ -1,0 +1,197 @@
+"""Isolation: a task handed to a sub-agent whose prompt is warm before it starts (paper section 3.5)."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+from smoothagent.codec import Codec
+from smoothagent.errors import BackendError, ClosedError
+from smoothagent.jsonstream import FieldStream
+from smoothagent.lane import Lane
+from smoothagent.ledger import Ledger
+from smoothagent.prompt import Prompt
+from smoothagent.request import MainRequest
+from smoothagent.serving.backend import Backend, Stream, Usage
+
+M = TypeVar("M")
+log = logging.getLogger("smoothagent")
+
+
+class Delegation(Generic[M]):
+    """One delegated task. Made by `LookaheadRuntime.delegate`; the parent's lane is untouched.
+
+    The sub-agent's head is warmed at once; the instruction follows chunk by chunk as it is fed.
+    ``on_commit`` gives the messages of the sub-agent's first request.
+
+    Attributes:
+        session: the sub-agent's conversation key.
+        prefilled_tokens: tokens computed ahead so far.
+        warmed_text: characters of the instruction that are warm.
+    """
+
+    def __init__(
+        self,
+        *,
+        backend: Backend | None,
+        codec: Codec[M],
+        lane: Lane,
+        ledger: Ledger,
+        prompt: Prompt,
+        head: Sequence[M],
+        instruction: Callable[[str], M],
+        lookahead: bool = True,
+    ) -> None:
+        self.session = uuid.uuid4().hex
+        self.prompt = prompt
+        self.prefilled_tokens = 0
+        self.warmed_text = 0
+        self.cached_tokens: int | None = None
+        self._backend = backend
+        self._codec = codec
+        self._lane = lane
+        self._ledger = ledger
+        self._head = list(head)
+        self._instruction = instruction
+        self._text = ""
+        self._fields: dict[str, FieldStream] = {}
+        self._wake: asyncio.Event | None = None
+        self._closed = False
+        self._committed = False
+        self._future: concurrent.futures.Future[None] | None = None
+        if backend is not None and lookahead:
+            self._future = lane.spawn(self._run(backend))
+
+    def extend(self, messages: Sequence[M]) -> None:
+        """More of the head is known, such as files read for the sub-agent before its instruction."""
+        self._check()
+        self._head = [*self._head, *messages]
+        self._lane.call(self._more)
+
+    def feed(self, text: str) -> None:
+        """The next piece of the instruction's text. Never blocks."""
+        self._check()
+        self._text += text
+        self._lane.call(self._more)
+
+    def feed_json(self, fragment: str, *, field: str) -> None:
+        """The next fragment of a tool call's arguments; ``field`` holds the instruction.
+
+        Half escapes are held back; arguments that turn out not to be JSON stop the warming, nothing else.
+        """
+        stream = self._fields.setdefault(field, FieldStream(field))
+        text = stream.feed(fragment)
+        if text:
+            self.feed(text)
+
+    def on_commit(self, instruction: str) -> list[M]:
+        """The sub-agent's first messages: ``head ‖ instruction(text)``. Never waits."""
+        self._check()
+        self._committed = True
+        if self._future is not None:
+            self._future.cancel()
+            if self._backend is not None and self.prefilled_tokens:
+                if not instruction.startswith(self._text):
+                    self._ledger.add(mispredictions=1)
+                self._lane.call(self._backend.committed, self.session)
+        return [*self._head, self._instruction(instruction)]
+
+    async def aon_commit(self, instruction: str) -> list[M]:
+        """`on_commit` for async agents."""
+        return self.on_commit(instruction)
+
+    def main_request(self) -> MainRequest:
+        """A context manager around the sub-agent's own call."""
+        return MainRequest(self)
+
+    def cancel(self) -> None:
+        """The task is not delegated after all, or is over: stop and free what the server holds."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._future is not None:
+            self._future.cancel()
+        if not self._committed and self.prefilled_tokens:
+            self._ledger.add(wasted_tokens=self.prefilled_tokens)
+        if self._backend is not None:
+            self._lane.call(self._backend.release, self.session)
+
+    async def aclose(self) -> None:
+        """`cancel`, waiting for the work to have stopped."""
+        self.cancel()
+        if self._future is not None:
+            wrapped = asyncio.wrap_future(self._future)
+            wrapped.add_done_callback(lambda f: f.cancelled() or f.exception())
+            await asyncio.wait({wrapped}, timeout=5.0)
+
+    # ---- what a main request tells ---------------------------------------------------------------
+
+    def request_started(self) -> dict[str, Any]:
+        """Route the sub-agent's call."""
+        if self._backend is None:
+            return {}
+        self._lane.call(self._backend.main_arrived, self.session)
+        return self._backend.route(self.session, Stream.MAIN)
+
+    def request_first_token(self) -> None:
+        """Small pieces may run again."""
+        if self._backend is not None:
+            self._lane.call(self._backend.main_first_token, self.session)
+
+    def request_usage(self, usage: Usage) -> None:
+        """What the warm-up was worth."""
+        if self.cached_tokens is None:
+            self.cached_tokens = usage.cached_tokens
+            if usage.cached_tokens and self.prefilled_tokens:
+                self._ledger.add(commits=1, saved_tokens=usage.cached_tokens)
+
+    def request_done(self) -> None:
+        """Tool time begins."""
+        if self._backend is not None:
+            self._lane.call(self._backend.main_done, self.session)
+
+    # ---- on the lane -----------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        if self._closed:
+            raise ClosedError("the delegation is over: make a new one with runtime.delegate(...)")
+
+    def _more(self) -> None:
+        if self._wake is not None:
+            self._wake.set()
+
+    async def _run(self, backend: Backend) -> None:
+        self._wake = asyncio.Event()
+        done: tuple[int, int] | None = None
+        while True:
+            now = (len(self._head), len(self._text))
+            if now != done:
+                self._wake.clear()
+                try:
+                    await self._prefill(backend, *now)
+                except BackendError as error:
+                    log.warning("warming a sub-agent failed, it starts cold: %s", error)
+                    return
+                done = now
+            else:
+                await self._wake.wait()
+                self._wake.clear()
+
+    async def _prefill(self, backend: Backend, head: int, chars: int) -> None:
+        natives = list(self._head[:head])
+        text = self._text[:chars]
+        if text:
+            natives.append(self._instruction(text))
+        if not natives:
+            return
+        wires = [self._codec.wire(m) for m in natives]
+        usage = await backend.prefill(self.session, wires, self.prompt, partial=bool(text))
+        computed = max(0, usage.prompt_tokens - (usage.cached_tokens or 0))
+        self.prefilled_tokens += computed
+        self.warmed_text = chars
+        if computed:
+            self._ledger.add(prefilled_tokens=computed)

@@ -1,0 +1,127 @@
+"""A conversation's history with its hash chain, kept up to date at the cost of what is new."""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Generic, TypeVar
+
+from smoothagent.codec import Codec
+from smoothagent.errors import HistoryError
+from smoothagent.message import Message, canonical, leading_system
+
+M = TypeVar("M")
+
+EMPTY = ""
+"""Digest of the empty history."""
+
+
+class History(Generic[M]):
+    """Native messages, what they decode to, and a digest for every prefix.
+
+    ``chain[i]`` digests messages 0..i, so two histories share their first n messages exactly when
+    ``digest(n)`` is equal. Messages seen before are recognised by identity; an object changed in
+    place is therefore noticed only by `verified`, which a commit always calls.
+
+    Attributes:
+        natives: the framework's own objects.
+        messages: the same, decoded.
+        sizes: tokens of each message.
+        total: their sum.
+        assistants: number of assistant messages.
+    """
+
+    def __init__(self, codec: Codec[M], count: Callable[[Message], int]) -> None:
+        self._codec = codec
+        self._count = count
+        self.natives: list[M] = []
+        self.messages: list[Message] = []
+        self.sizes: list[int] = []
+        self._chain: list[str] = []
+        self._open: dict[str, list[tuple[int, int]]] = {}
+        self.total = 0
+        self.assistants = 0
+
+    def __len__(self) -> int:
+        return len(self.natives)
+
+    def digest(self, length: int) -> str | None:
+        """Digest of the first ``length`` messages; None where there are fewer."""
+        if length == 0:
+            return EMPTY
+        return self._chain[length - 1] if length <= len(self._chain) else None
+
+    def update(self, natives: Sequence[M]) -> int:
+        """Follow to ``natives``; returns how many leading messages were already known by identity."""
+        known = self._known(natives)
+        if known < len(self.natives):
+            self._truncate(known)
+        for native in islice(natives, known, None):
+            self._append(native)
+        return known
+
+    def verified(self, natives: Sequence[M], count: Callable[[Message], int]) -> History[M]:
+        """A history of ``natives`` decoded and digested anew, trusting no identity."""
+        fresh: History[M] = History(self._codec, count)
+        fresh.update(natives)
+        return fresh
+
+    def recount(self) -> None:
+        """Count all messages again, after the counter was calibrated."""
+        self.sizes = [self._count(m) for m in self.messages]
+        self.total = sum(self.sizes)
+
+    @property
+    def lead(self) -> int:
+        """|P|."""
+        return leading_system(self.messages)
+
+    def _known(self, natives: Sequence[M]) -> int:
+        n = len(self.natives)
+        if len(natives) >= n and all(map(operator.is_, self.natives, natives)):
+            return n
+        known = 0
+        for mine, theirs in zip(self.natives, natives, strict=False):
+            if mine is not theirs:
+                break
+            known += 1
+        return known
+
+    def _truncate(self, length: int) -> None:
+        del self.natives[length:], self.messages[length:], self.sizes[length:], self._chain[length:]
+        self.total = sum(self.sizes)
+        self.assistants = sum(m.role == "assistant" for m in self.messages)
+        # Which calls are open depends on everything before, so it is found again by replaying.
+        self._open = {}
+        for i, message in enumerate(self.messages):
+            self._link(i, message)
+
+    def _append(self, native: M) -> None:
+        message = self._codec.decode(native)
+        i = len(self.natives)
+        link = self._link(i, message)
+        if link is None and message.role == "tool":
+            raise HistoryError(
+                f"message {i} is a tool result for call {message.tool_call_id!r}, which no earlier assistant message "
+                "makes (or which is answered already): add the assistant message with that call, or drop the result"
+            )
+        answers = None if link is None else (i - link[0], link[1])
+        previous = self._chain[-1] if self._chain else EMPTY
+        digest = hashlib.sha256(previous.encode() + canonical(message, answers)).hexdigest()[:32]
+        size = self._count(message)
+        self.natives.append(native)
+        self.messages.append(message)
+        self.sizes.append(size)
+        self._chain.append(digest)
+        self.total += size
+        self.assistants += message.role == "assistant"
+
+    def _link(self, i: int, message: Message) -> tuple[int, int] | None:
+        for k, call in enumerate(message.tool_calls):
+            self._open.setdefault(call.id, []).append((i, k))
+        if message.role != "tool":
+            return None
+        waiting = self._open.get(message.tool_call_id or "")
+        return waiting.pop() if waiting else None

@@ -1,0 +1,248 @@
+"""One lookahead on the lane: transform, prefill, extend, until it is committed or cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
+
+from smoothagent.codec import Codec
+from smoothagent.errors import BackendError
+from smoothagent.lane import Lane
+from smoothagent.message import Message
+from smoothagent.prompt import Prompt
+from smoothagent.serving.backend import Backend, Usage
+from smoothagent.state import LookaheadState, MainState
+from smoothagent.strategy import LookaheadStrategy
+
+M = TypeVar("M")
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot(Generic[M]):
+    """The view at a boundary, frozen.
+
+    Attributes:
+        messages: decoded.
+        natives: the framework's objects, same length.
+        facts: the strategy's ``main.strategy_data``.
+        digest: digest of the first n messages.
+        volatile_tail: messages at the end that are never warmed.
+    """
+
+    messages: list[Message]
+    natives: list[M]
+    facts: dict[str, Any]
+    digests: list[str]
+    volatile_tail: int = 0
+
+
+class Natives(Generic[M]):
+    """Framework messages for neutral ones, each made once, so that what it mints stays the same."""
+
+    def __init__(self, codec: Codec[M]) -> None:
+        self._codec = codec
+        self._known: dict[int, tuple[Message, M]] = {}
+
+    def learn(self, messages: Sequence[Message], natives: Sequence[M]) -> None:
+        """These messages came from these objects."""
+        for message, native in zip(messages, natives, strict=True):
+            self._known.setdefault(id(message), (message, native))
+
+    def of(self, message: Message) -> M:
+        """The object of an untouched message; a rewritten or new one otherwise."""
+        found = self._known.get(id(message))
+        if found is not None:
+            return found[1]
+        origin = self._known.get(id(message.origin)) if message.origin is not None else None
+        if origin is not None:
+            native = self._codec.rewrite(origin[1], message.content)
+        elif isinstance(message.content, str) and not message.tool_calls and message.role != "tool":
+            native = self._codec.new(message.role, message.content)
+        else:
+            native = self._codec.encode(message)
+        self._known[id(message)] = (message, native)
+        return native
+
+
+class Host(Protocol):
+    """What a job tells its runtime."""
+
+    def job_transformed(self, job_id: int, end: int, digest: str) -> None:
+        """The transformation covers ``end`` messages."""
+        ...
+
+    def job_warmed(self, job_id: int) -> None:
+        """Nothing is left to prefill."""
+        ...
+
+    def job_failed(self, job_id: int, error: Exception, length: int) -> None:
+        """The transformation failed."""
+        ...
+
+    def job_prefilled(self, usage: Usage) -> None:
+        """Tokens were prefilled."""
+        ...
+
+    def prefill_failed(self, error: Exception) -> None:
+        """Warming failed; the transformation alone stands."""
+        ...
+
+
+@dataclass
+class LookaheadJob(Generic[M]):
+    """Runs on the lane; the runtime reads ``la``, ``warmed`` and ``natives`` under its lock.
+
+    Attributes:
+        la: published result of the last transform, None before the first.
+        warmed: the messages prefilled so far, a prefix of the predicted view.
+        prefilled: tokens computed ahead so far.
+        prefills: warming works; False after it failed for good.
+        measured: how long it took to get ready was noted.
+        transformed: done when ``la`` is there or the job has failed.
+    """
+
+    id: int
+    strategy: LookaheadStrategy
+    snapshot: Snapshot[M]
+    conversation: str
+    prompt: Prompt
+    lane: Lane
+    backend: Backend | None
+    codec: Codec[M]
+    host: Host
+    after: concurrent.futures.Future[None] | None = None
+    la: LookaheadState | None = None
+    warmed: list[Message] = field(default_factory=list[Message])
+    prefilled: int = 0
+    transformed: concurrent.futures.Future[None] = field(default_factory=concurrent.futures.Future[None])
+    future: concurrent.futures.Future[None] | None = None
+    prefills: bool = True
+    measured: bool = False
+
+    def __post_init__(self) -> None:
+        self.natives: Natives[M] = Natives(self.codec)
+        self._more = False
+        self._wake: asyncio.Event | None = None
+
+    def start(self) -> None:
+        """Begin on the lane."""
+        self.future = self.lane.spawn(self._run())
+
+    def extend(self, snapshot: Snapshot[M]) -> None:
+        """More of the history is known."""
+        self.snapshot = snapshot
+        self.lane.call(self._wake_up)
+
+    def cancel(self) -> None:
+        """Stop, on the server too."""
+        if self.future is not None:
+            self.future.cancel()
+        if not self.transformed.done():
+            self.transformed.cancel()
+
+    def _wake_up(self) -> None:
+        self._more = True
+        if self._wake is not None:
+            self._wake.set()
+
+    async def _run(self) -> None:
+        if self.after is not None and not self.after.done():
+            # One ordered lane a conversation: a cancelled job first lets go of the server.
+            await asyncio.wait({asyncio.wrap_future(self.after)}, timeout=10.0)
+        self._wake = asyncio.Event()
+        length = len(self.snapshot.messages)
+        try:
+            await self._transform()
+        except Exception as error:
+            self._settle()
+            self.host.job_failed(self.id, error, length)
+            return
+        self._settle()
+        while True:
+            await self._warm()
+            if not self._more:
+                self.host.job_warmed(self.id)
+                await self._wake.wait()
+            self._wake.clear()
+            self._more = False
+            if self._twin().should_lookahead():
+                await self._transform()
+
+    def _settle(self) -> None:
+        if not self.transformed.done():
+            self.transformed.set_result(None)
+
+    async def _transform(self) -> None:
+        snapshot, twin = self.snapshot, self._twin()
+        work = await blocking(self.lane, twin.transform)
+        if work is not None:
+            await work
+        self.natives.learn(snapshot.messages, snapshot.natives)
+        self.la = twin.la
+        end = twin.la.last_segment_end
+        self.host.job_transformed(self.id, end, snapshot.digests[end - 1] if end else "")
+
+    async def _warm(self) -> None:
+        if self.backend is None or not self.prefills or self.la is None:
+            return
+        target = self._target()
+        if not target or _is_prefix(target, self.warmed):
+            return
+        wires = [self.codec.wire(self.natives.of(m)) for m in target]
+        try:
+            usage = await self.backend.prefill(self.conversation, wires, self.prompt)
+        except BackendError as error:
+            self.host.prefill_failed(error)
+            return
+        self.prefilled += usage.prompt_tokens - (usage.cached_tokens or 0)
+        self.warmed = target
+        self.host.job_prefilled(usage)
+
+    def _twin(self) -> LookaheadStrategy:
+        """The strategy with a frozen ``main`` and a ``la`` of its own."""
+        twin = self.strategy.snapshot(self.la if self.la is not None else LookaheadState())
+        twin.main = MainState(list(self.snapshot.messages), dict(self.snapshot.facts))
+        return twin
+
+    def _target(self) -> list[Message]:
+        assert self.la is not None
+        snapshot = self.snapshot
+        self.natives.learn(snapshot.messages, snapshot.natives)
+        target = self._twin().warmable(snapshot.messages)
+        # The volatile tail is rewritten on every call; what is left of a call's results is warmed with them.
+        return target[: len(target) - snapshot.volatile_tail] if snapshot.volatile_tail else target
+
+
+def _is_prefix(messages: Sequence[Message], of: Sequence[Message]) -> bool:
+    return len(messages) <= len(of) and all(a is b or a == b for a, b in zip(messages, of, strict=False))
+
+
+async def blocking(lane: Lane, fn: Callable[[], Awaitable[None] | None]) -> Awaitable[None] | None:
+    """Run a user's ``transform`` where it may block: a daemon thread, which never delays interpreter exit."""
+    if not lane.threads:
+        return fn()
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Awaitable[None] | None] = loop.create_future()
+
+    def deliver(result: Awaitable[None] | None, error: BaseException | None) -> None:
+        if done.done():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(result)
+
+    def work() -> None:
+        result, error = None, None
+        try:
+            result = fn()
+        except BaseException as raised:  # handed on to the waiting coroutine, whatever it is
+            error = raised
+        loop.call_soon_threadsafe(deliver, result, error)
+
+    threading.Thread(target=work, name="smoothagent-transform", daemon=True).start()
+    return await done

@@ -1,0 +1,113 @@
+"""One neutral message, and what of it counts as the same on the wire."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+Parts = tuple[Mapping[str, Any], ...]
+"""Multi-part content as the OpenAI API sends it; unknown parts are opaque and preserved."""
+
+Content = str | Parts | None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call an assistant message makes.
+
+    Attributes:
+        id: the framework's id; names the call its result answers, never part of the digest.
+        name: the tool's name.
+        arguments: JSON text exactly as the model wrote it.
+    """
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A chat message, independent of any framework.
+
+    Attributes:
+        role: ``system``, ``developer``, ``user``, ``assistant`` or ``tool``.
+        content: text, parts, or None.
+        tool_calls: calls made by an assistant message.
+        tool_call_id: the call a ``tool`` message answers.
+        name: the optional wire field ``name``.
+        extra: wire fields we do not know, preserved on the way out.
+        origin: the message this one was rewritten from, so that a codec can keep the
+            framework's own fields (ids, metadata) on a rewritten message.
+    """
+
+    role: str
+    content: Content = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    name: str | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    origin: Message | None = field(default=None, compare=False, repr=False)
+
+    def with_content(self, content: Content) -> Message:
+        """Return this message with other content, remembering where it came from."""
+        return replace(self, content=content, origin=self.origin or self)
+
+    @property
+    def text(self) -> str:
+        """All text of the content; parts that are not text are skipped."""
+        if self.content is None:
+            return ""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(str(p.get("text") or "") for p in self.content if p.get("type") == "text")
+
+    def wire(self) -> dict[str, Any]:
+        """The message as an OpenAI chat-completions mapping."""
+        content = self.content if not isinstance(self.content, tuple) else list(self.content)
+        out: dict[str, Any] = {"role": self.role, "content": content, **self.extra}
+        if self.tool_calls:
+            out["tool_calls"] = [
+                {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}}
+                for c in self.tool_calls
+            ]
+        if self.tool_call_id is not None:
+            out["tool_call_id"] = self.tool_call_id
+        if self.name is not None:
+            out["name"] = self.name
+        return out
+
+
+def is_system(message: Message) -> bool:
+    """Whether a message belongs to P when it leads the history."""
+    return message.role in ("system", "developer")
+
+
+def leading_system(history: Sequence[Message]) -> int:
+    """|P|: the number of leading system messages."""
+    n = 0
+    for message in history:
+        if not is_system(message):
+            break
+        n += 1
+    return n
+
+
+_encode = json.JSONEncoder(ensure_ascii=True, separators=(",", ":"), sort_keys=True, default=repr).encode
+
+
+def canonical(message: Message, answers: tuple[int, int] | None) -> bytes:
+    r"""What of a message counts: role, content, tool names and arguments, and which call a result answers.
+
+    Id strings, usage and metadata do not count: frameworks mint and rewrite those. ASCII-escaped,
+    so lone surrogates and NULs are digested instead of refused.
+
+    Args:
+        message: the message.
+        answers: for a tool result, (messages back to its call, index of the call there);
+            None where it answers no known call.
+    """
+    calls = [(c.name, c.arguments) for c in message.tool_calls]
+    return _encode([message.role, message.content, calls, answers, message.name]).encode("ascii")

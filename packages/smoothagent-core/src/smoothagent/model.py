@@ -1,0 +1,84 @@
+"""The model as strategies see it: one method, through the backend, accounted for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from smoothagent.errors import SummaryRejectedError
+from smoothagent.ledger import Ledger
+from smoothagent.message import Message
+from smoothagent.prompt import Prompt
+from smoothagent.serving.backend import Backend
+
+
+class ModelHost(Protocol):
+    """Where a `LaneModel` finds what it needs."""
+
+    @property
+    def backend(self) -> Backend | None:
+        """The model server."""
+        ...
+
+    @property
+    def prompt(self) -> Prompt:
+        """The main stream's prompt."""
+        ...
+
+    @property
+    def session(self) -> str:
+        """The conversation's key at the backend."""
+        ...
+
+    @property
+    def ledger(self) -> Ledger:
+        """Where background tokens are booked."""
+        ...
+
+    def wire_of(self, message: Message) -> dict[str, Any]:
+        """A message exactly as the main stream sends it."""
+        ...
+
+
+class LaneModel:
+    """Generates as lookahead work, or, with ``lookahead=False``, on the critical path."""
+
+    def __init__(self, host: ModelHost, *, lookahead: bool = True) -> None:
+        self._host = host
+        self._lookahead = lookahead
+
+    async def generate(self, messages: Sequence[Message], *, max_tokens: int, accept_cut_off: bool = False) -> str:
+        """The text of the model's answer.
+
+        Raises SummaryRejectedError for an empty, cut-off or tool-call-only answer, BackendError
+        where the server fails.
+        """
+        host = self._host
+        assert host.backend is not None
+        answer = await host.backend.generate(
+            host.session,
+            [host.wire_of(m) for m in messages],
+            host.prompt,
+            max_tokens=max_tokens,
+            lookahead=self._lookahead,
+        )
+        if self._lookahead:
+            usage = answer.usage
+            host.ledger.add(
+                prefilled_tokens=max(0, usage.prompt_tokens - (usage.cached_tokens or 0)),
+                generated_tokens=usage.completion_tokens,
+            )
+        if answer.tool_calls and not answer.text.strip():
+            raise SummaryRejectedError(
+                "the model answered the request for a summary with a tool call; the history is kept"
+            )
+        if not answer.text.strip():
+            raise SummaryRejectedError(
+                f"the model's summary is empty (finish reason {answer.finish_reason}); the history is kept"
+            )
+        if answer.finish_reason == "length" and not accept_cut_off:
+            raise SummaryRejectedError(
+                f"the model's summary was cut off at max_tokens={max_tokens}; the history is kept: "
+                "raise max_tokens, or pass accept_cut_off=True"
+            )
+        return answer.text

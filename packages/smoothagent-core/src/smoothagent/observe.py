@@ -1,0 +1,121 @@
+"""What the runtime says and books: logs, ledger, fidelity, spans. Never any message text."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from smoothagent.fidelity import Fidelity, Request, first_difference
+from smoothagent.ledger import Ledger
+from smoothagent.message import Message
+from smoothagent.prompt import Prompt
+from smoothagent.record import CommitReport
+from smoothagent.serving.backend import Usage
+from smoothagent.strategy import LookaheadStrategy
+from smoothagent.telemetry import Telemetry
+
+log = logging.getLogger("smoothagent")
+
+_IDLE_BOUNDARIES = 50
+"""Boundaries without anything to prepare after which it is said why, once."""
+
+
+class Observer:
+    """Books one conversation; called under the runtime's lock.
+
+    Attributes:
+        fidelity: whether warm-ups hit.
+        telemetry: spans and metrics.
+    """
+
+    def __init__(self, session: str, ledger: Ledger, clock: Callable[[], float]) -> None:
+        self.session = session
+        self.ledger = ledger
+        self.fidelity = Fidelity()
+        self.telemetry = Telemetry()
+        self._clock = clock
+        self._said: set[str] = set()
+        self._pending: CommitReport | None = None
+        self._warmed: tuple[Message, ...] = ()
+        self._sent_at: float | None = None
+        self._ttft: float | None = None
+        self._idle = 0
+
+    def say_once(self, topic: str, sentence: str) -> None:
+        """A warning, once a conversation and topic."""
+        if topic not in self._said:
+            self._said.add(topic)
+            log.warning("session %s: %s", self.session, sentence)
+
+    def boundary(self, strategy: LookaheadStrategy, *, wanted: bool, lookahead: bool) -> None:
+        """Say why there is never anything to do, once."""
+        if wanted or not lookahead:
+            self._idle = 0
+            return
+        self._idle += 1
+        if self._idle == _IDLE_BOUNDARIES and "idle" not in self._said:
+            self._said.add("idle")
+            why = self.ledger.why_off or (
+                f"{strategy.tokens} tokens, trigger {strategy.hard}" if strategy.hard else "its trigger was never near"
+            )
+            log.info("session %s: nothing to prepare in %d segments: %s", self.session, self._idle, why)
+
+    def spliced(self, report: CommitReport, warmed: Sequence[Message], view: Sequence[Message]) -> None:
+        """A commit was made; its story ends with the usage of the next request."""
+        del view
+        self._settle()
+        late = report.kind == "late"
+        if report.kind == "sync":
+            self.ledger.add(sync_commits=1)
+        else:
+            self.ledger.add(commits=1, late_commits=int(late))
+        self._pending, self._warmed = report, tuple(warmed)
+
+    def committed(self, report: CommitReport | None, seconds: float, waited: float) -> None:
+        """How long the hook took that made the pending commit."""
+        if report is not None and report is self._pending and not report.seconds:
+            report.seconds, report.waited = seconds, waited
+
+    def request_started(self) -> None:
+        """The agent's own call is about to be sent."""
+        self._sent_at, self._ttft = self._clock(), None
+
+    def first_token(self) -> None:
+        """Its first token is there."""
+        if self._sent_at is not None:
+            self._ttft = self._clock() - self._sent_at
+
+    def usage(self, usage: Usage, view: Sequence[Message]) -> None:
+        """The usage of the first request after a commit tells what the warm-up was worth."""
+        report = self._pending
+        if report is None:
+            return
+        report.cached_tokens, report.ttft = usage.cached_tokens, self._ttft
+        if report.kind != "sync":
+            self._judge(report, usage, view)
+        self._settle()
+
+    def wasted(self, prefilled: int) -> None:
+        """Work that will not be committed."""
+        if prefilled > 0:
+            self.ledger.add(wasted_tokens=prefilled)
+
+    def closing(self) -> None:
+        """The conversation ends."""
+        self._settle()
+
+    def _judge(self, report: CommitReport, usage: Usage, view: Sequence[Message]) -> None:
+        if usage.cached_tokens:
+            self.ledger.add(saved_tokens=usage.cached_tokens)
+        warmed = Request([m.wire() for m in self._warmed], Prompt())
+        actual = Request([m.wire() for m in view], Prompt())
+        sentence = self.fidelity.observe_commit(
+            report.warmed_tokens, usage.cached_tokens, first_difference(warmed, actual)
+        )
+        if sentence is not None:
+            log.warning("session %s: %s", self.session, sentence)
+
+    def _settle(self) -> None:
+        report, self._pending = self._pending, None
+        if report is not None:
+            log.info("session %s: %s", self.session, report.sentence())

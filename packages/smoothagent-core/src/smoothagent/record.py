@@ -1,0 +1,122 @@
+"""What a commit leaves behind: how to recognise its input and its result again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Generic, TypeVar
+
+from smoothagent.history import History
+
+M = TypeVar("M")
+
+
+@dataclass(frozen=True, slots=True)
+class CommitRecord(Generic[M]):
+    """The chain of a commit's covered input, and the head that replaced it (the law, "Again and again").
+
+    Attributes:
+        covered: length of the covered input.
+        digest: chain digest of the covered input.
+        head: the messages that replaced it, in the framework's own type.
+        head_digest: chain digest of ``head``.
+    """
+
+    covered: int
+    digest: str
+    head: list[M]
+    head_digest: str
+
+    def to_dict(self, wire: Callable[[M], dict[str, Any]]) -> dict[str, Any]:
+        """JSON-ready data, for adapters that hand in raw history and must survive a restart."""
+        return {
+            "covered": self.covered,
+            "digest": self.digest,
+            "head_digest": self.head_digest,
+            "head": [wire(m) for m in self.head],
+        }
+
+    @staticmethod
+    def from_dict(data: dict[str, Any], load: Callable[[dict[str, Any]], M]) -> CommitRecord[M]:
+        """The record that ``to_dict`` wrote; ``load`` makes a framework message of a wire mapping."""
+        return CommitRecord(data["covered"], data["digest"], [load(m) for m in data["head"]], data["head_digest"])
+
+    def resolve(self, history: History[M]) -> list[M] | None:
+        """The view that belongs to an input: ``head`` and what follows.
+
+        The input may extend the raw history or the returned view; None where it is neither.
+        """
+        if history.digest(len(self.head)) == self.head_digest:
+            return history.natives
+        if history.digest(self.covered) == self.digest:
+            return [*self.head, *history.natives[self.covered :]]
+        return None
+
+    def is_raw(self, history: History[M]) -> bool:
+        """Whether the input is the raw history (and not the view)."""
+        return history.digest(len(self.head)) != self.head_digest and history.digest(self.covered) == self.digest
+
+
+@dataclass(slots=True)
+class CommitReport:
+    """One commit, as it turned out.
+
+    Attributes:
+        kind: ``lookahead`` (prepared and warm), ``late`` (prepared, not all warm or past its time)
+            or ``sync`` (made on the critical path).
+        before_tokens: tokens of the request without the commit.
+        after_tokens: tokens of the request with it.
+        before_messages: messages without it.
+        after_messages: messages with it.
+        boundary: messages of the old view that were replaced.
+        known_tokens: tokens of the new view that were known at the last segment boundary.
+        warmed_tokens: tokens of the new view that were prefilled ahead.
+        seconds: time spent in ``on_commit``.
+        waited: seconds of it spent waiting for a lookahead in flight.
+        cached_tokens: cached tokens of the first request after it, once its usage is known.
+        ttft: seconds from that request's start to its first token, once known.
+    """
+
+    kind: str
+    before_tokens: int
+    after_tokens: int
+    before_messages: int
+    after_messages: int
+    boundary: int
+    known_tokens: int
+    warmed_tokens: int
+    seconds: float = 0.0
+    waited: float = 0.0
+    cached_tokens: int | None = None
+    ttft: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready data."""
+        return asdict(self)
+
+    def sentence(self) -> str:
+        """One line: ``2417 → 1301 tokens, 1217 cached, TTFT 0.41 s``."""
+        parts = [f"{self.before_tokens} → {self.after_tokens} tokens"]
+        if self.cached_tokens is not None:
+            parts.append(f"{self.cached_tokens} cached")
+        if self.ttft is not None:
+            parts.append(f"TTFT {self.ttft:.2f} s")
+        if self.kind != "lookahead":
+            parts.append(self.kind)
+        return ", ".join(parts)
+
+
+def covered_after(record: CommitRecord[Any] | None, raw: bool, boundary: int) -> int:
+    """Length of the *input* that a commit at ``boundary`` of the view covers."""
+    if record is None or not raw:
+        return boundary
+    return record.covered + max(0, boundary - len(record.head))
+
+
+def head_after(
+    view: Sequence[M], head: Sequence[M], boundary: int, record: CommitRecord[M] | None, raw: bool
+) -> list[M]:
+    """The new record's head; where the cut lies inside the old head, the rest of that head belongs to it."""
+    if record is None or not raw or boundary >= len(record.head):
+        return list(head)
+    return [*head, *view[boundary : len(record.head)]]

@@ -1,0 +1,91 @@
+"""A context manager around the agent's own model call: marks, paces and measures it."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, Protocol
+
+from smoothagent.serving.backend import Usage
+
+
+class RequestHost(Protocol):
+    """What a main request tells its runtime."""
+
+    def request_started(self) -> dict[str, Any]:
+        """It is about to be sent; returns the extras for the call."""
+        ...
+
+    def request_first_token(self) -> None:
+        """Its first token is there."""
+        ...
+
+    def request_usage(self, usage: Usage) -> None:
+        """Its token counts are known."""
+        ...
+
+    def request_done(self) -> None:
+        """It has ended, one way or another."""
+        ...
+
+
+class MainRequest:
+    """Use with ``with`` or ``async with`` around the call that answers the user.
+
+    Attributes:
+        extras: keyword arguments for the openai client's ``create`` (``extra_body`` …); merge them
+            with your own.
+    """
+
+    def __init__(self, host: RequestHost) -> None:
+        self._host = host
+        self._first = False
+        self.extras: dict[str, Any] = {}
+
+    def first_token(self) -> None:
+        """Tell that the first token has arrived; calling it again does nothing."""
+        if not self._first:
+            self._first = True
+            self._host.request_first_token()
+
+    def usage(self, usage: Any) -> None:
+        """Tell the final usage: an openai ``CompletionUsage``, a mapping, `Usage`, or None."""
+        read = read_usage(usage)
+        if read is not None:
+            self._host.request_usage(read)
+
+    def __enter__(self) -> MainRequest:
+        self.extras = self._host.request_started()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            # Without streaming nobody told: the answer is there, so its first token was.
+            self.first_token()
+        self._host.request_done()
+
+    async def __aenter__(self) -> MainRequest:
+        return self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.__exit__(kind, error, trace)
+
+
+def read_usage(usage: Any) -> Usage | None:
+    """Token counts from whatever a client reports; None where there are none."""
+    if usage is None or isinstance(usage, Usage):
+        return usage
+    prompt = _get(usage, "prompt_tokens")
+    if not isinstance(prompt, int):
+        return None
+    details = _get(usage, "prompt_tokens_details")
+    cached = _get(details, "cached_tokens") if details is not None else None
+    completion = _get(usage, "completion_tokens")
+    return Usage(prompt, completion if isinstance(completion, int) else 0, cached if isinstance(cached, int) else None)
+
+
+def _get(source: Any, key: str) -> Any:
+    return source.get(key) if isinstance(source, dict) else getattr(source, key, None)  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]

@@ -1,0 +1,1 @@
+"""Model servers: one protocol, the openai client behind it, a dialect per server, a pacer."""

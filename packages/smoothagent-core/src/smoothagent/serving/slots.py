@@ -1,0 +1,94 @@
+"""Which of a llama.cpp server's slots belong to which conversation of this process."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from smoothagent.serving.backend import Stream
+
+logger = logging.getLogger(__name__)
+
+SLOTS_PER_CONVERSATION = 3
+"""Main, summary (a copy of main's KV) and lookahead (the transformed context)."""
+
+
+@dataclass(slots=True)
+class Lease:
+    """Three slots of one conversation."""
+
+    main: int
+    summary: int
+    lookahead: int
+
+    def of(self, stream: Stream) -> int:
+        """The slot a stream's requests go to."""
+        match stream:
+            case Stream.MAIN:
+                return self.main
+            case Stream.SUMMARY:
+                return self.summary
+            case Stream.LOOKAHEAD:
+                return self.lookahead
+
+
+class SlotTable:
+    """Leases slots, three a conversation, lowest first. Any thread.
+
+    A server with other clients (other processes) needs the slots shared out: each gets its own.
+
+    Args:
+        slots: the slots that may be leased.
+    """
+
+    def __init__(self, slots: Iterable[int]) -> None:
+        self._lock = threading.Lock()
+        self._free = sorted(set(slots))
+        self._total = len(self._free)
+        self._leases: dict[str, Lease] = {}
+        self._said = False
+
+    def lease(self, conversation: str) -> Lease | None:
+        """The conversation's lease, made at the first call; None where fewer than three slots are free."""
+        with self._lock:
+            lease = self._leases.get(conversation)
+            if lease is None and len(self._free) >= SLOTS_PER_CONVERSATION:
+                main, summary, lookahead = self._free[:SLOTS_PER_CONVERSATION]
+                del self._free[:SLOTS_PER_CONVERSATION]
+                lease = self._leases[conversation] = Lease(main, summary, lookahead)
+            elif lease is None and not self._said:
+                self._said = True
+                logger.warning(
+                    "no three of the %d llama.cpp slots are free for conversation %r: nothing is warmed for it. "
+                    "Start the server with --parallel %d (three slots a conversation) or close idle conversations.",
+                    self._total,
+                    conversation,
+                    SLOTS_PER_CONVERSATION * (len(self._leases) + 1),
+                )
+            return lease
+
+    def find(self, conversation: str) -> Lease | None:
+        """The conversation's lease if it has one."""
+        with self._lock:
+            return self._leases.get(conversation)
+
+    def swap(self, conversation: str) -> None:
+        """The lookahead slot becomes the main one and the other way round."""
+        with self._lock:
+            lease = self._leases.get(conversation)
+            if lease is not None:
+                lease.main, lease.lookahead = lease.lookahead, lease.main
+
+    def release(self, conversation: str) -> None:
+        """Give the conversation's slots back; nothing happens where it has none."""
+        with self._lock:
+            lease = self._leases.pop(conversation, None)
+            if lease is not None:
+                self._free = sorted([*self._free, lease.main, lease.summary, lease.lookahead])
+
+    def leased(self) -> frozenset[int]:
+        """All slots that are leased now."""
+        with self._lock:
+            return frozenset(s for le in self._leases.values() for s in (le.main, le.summary, le.lookahead))

@@ -1,0 +1,100 @@
+"""Offloading: bulky tool outputs move to a store, references stay (paper section 3.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from smoothagent.errors import ConfigurationError
+from smoothagent.message import Message, leading_system
+from smoothagent.prompt import Prompt
+from smoothagent.read_tool import require_read_tool
+from smoothagent.store import OffloadStore, parse_reference, reference_text
+from smoothagent.strategy import CutStrategy, Prediction
+from smoothagent.turns import pending
+
+
+class Offload(CutStrategy):
+    """Replace tool outputs by references once the context reaches ``hard`` tokens.
+
+    Each output is written durably before its reference can be committed, so nothing is lost; the
+    agent reads it back with the ``read_offloaded`` tool. Calls and results stay in their places.
+
+    Args:
+        hard: trigger in tokens of the next prompt.
+        keep: the newest n tool outputs stay verbatim.
+        store: where outputs go; default `OffloadStore` in the user's data folder.
+        min_chars: outputs shorter than this stay, since a reference would not be shorter.
+        allow_unreadable: do not ask that the agent has the ``read_offloaded`` tool.
+
+    Raises:
+        ConfigurationError: an impossible limit.
+    """
+
+    positional = True
+    minimum_saving = 0.02
+
+    def __init__(
+        self,
+        hard: int,
+        *,
+        keep: int = 3,
+        store: OffloadStore | None = None,
+        min_chars: int = 200,
+        allow_unreadable: bool = False,
+    ) -> None:
+        super().__init__()
+        if hard <= 0 or keep < 0 or min_chars < 0:
+            raise ConfigurationError(
+                f"Offload(hard={hard}, keep={keep}, min_chars={min_chars}): hard must be positive, the others not negative"
+            )
+        self.hard, self.keep, self.min_chars, self.allow_unreadable = hard, keep, min_chars, allow_unreadable
+        self.store = store or OffloadStore()
+
+    def check(self, prompt: Prompt) -> None:
+        """Refuse an agent that could not read its own outputs again."""
+        if not self.allow_unreadable:
+            require_read_tool(prompt)
+
+    def should_commit(self) -> bool:
+        """Whether the trigger is reached and an output is left to offload."""
+        assert self.hard is not None
+        return self.tokens >= self.hard and self._has_work(self.main.messages)
+
+    def cut(self, history: Sequence[Message]) -> int:
+        """Just before the ``keep``-th newest tool output, counted as the frameworks' built-ins do."""
+        return self._cut(history, self.keep)
+
+    def rewrite(self, covered: Sequence[Message]) -> list[Message]:
+        """References instead of bulky outputs; everything else is the same object."""
+        return [self._offloaded(m) if self._bulky(m) else m for m in covered]
+
+    def predict(self, history: Sequence[Message]) -> Prediction | None:
+        """What lies before the cut is final; the tail is worth warming when the commit is next."""
+        assert self.hard is not None
+        # Pending calls will have their outputs by then, and those are the newest.
+        cut = self._cut(history, self.keep - pending(history))
+        if not any(self._bulky(m) for m in history[leading_system(history) : cut]):
+            return None
+        return Prediction(cut, tail=self.tokens + self.growth.still_to_come(self.tokens) >= self.hard)
+
+    def _cut(self, history: Sequence[Message], keep: int) -> int:
+        outputs = [i for i, m in enumerate(history) if m.role == "tool"]
+        if keep <= 0:
+            return max(len(history), leading_system(history))
+        return outputs[-keep] if len(outputs) > keep else leading_system(history)
+
+    def _has_work(self, history: Sequence[Message]) -> bool:
+        return any(self._bulky(m) for m in history[leading_system(history) : self.cut(history)])
+
+    def _bulky(self, message: Message) -> bool:
+        if message.role != "tool" or not isinstance(message.content, (str, tuple)):
+            return False
+        if isinstance(message.content, tuple) and any(p.get("type") != "text" for p in message.content):
+            return False  # an image or an opaque part is not text that could come back byte for byte
+        text = message.text
+        return len(text) >= self.min_chars and parse_reference(text) is None
+
+    def _offloaded(self, message: Message) -> Message:
+        # Put every time, although it is there already: that keeps retention off what is in use.
+        text = message.text
+        return message.with_content(reference_text(self.store.put(text), text))

@@ -1,0 +1,141 @@
+"""Summarization: a span of history becomes one message written by the model (paper section 3.4)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Sequence
+from itertools import accumulate
+
+from smoothagent.errors import ConfigurationError, SummaryRejectedError
+from smoothagent.limits import Limits
+from smoothagent.message import Message, canonical, leading_system
+from smoothagent.strategies.window import latest_user
+from smoothagent.strategy import CutStrategy, Prediction
+from smoothagent.turns import last_safe_cut, safe_cuts
+
+QUESTION = (
+    "Summarize the conversation so far for your own later use: the task, decisions, findings, names and numbers "
+    "you will need, and what is left to do. Answer with the summary only; do not call tools."
+)
+PREFIX = "Summary of the earlier conversation:\n"
+
+
+class Summarize(CutStrategy):
+    """Summarize all but the newest ``keep`` tokens once the context reaches ``hard`` tokens.
+
+    The request is the main stream's own prompt up to the cut plus one question, so a server with a
+    prefix cache prefills the question only. Preparation begins at ``soft``.
+
+    Args:
+        hard: trigger in tokens of the next prompt.
+        keep: tokens that stay verbatim, at least this and at most twice this; default hard // 4.
+        soft: where preparation begins; default hard - keep, earlier if growth demands it.
+        max_tokens: length limit of the summary.
+        question: the request to the model.
+        prefix: what stands before the summary in its message.
+        accept_cut_off: take a summary that ran into ``max_tokens``; otherwise it is rejected.
+
+    Raises:
+        ConfigurationError: impossible limits.
+    """
+
+    exact = False
+    extend_inline = False
+    needs_model = True
+    minimum_saving = 0.02
+
+    def __init__(
+        self,
+        hard: int,
+        *,
+        keep: int | None = None,
+        soft: int | None = None,
+        max_tokens: int = 1024,
+        question: str = QUESTION,
+        prefix: str = PREFIX,
+        accept_cut_off: bool = False,
+    ) -> None:
+        super().__init__()
+        self.limits = Limits(hard, hard // 4 if keep is None else keep, soft)
+        if max_tokens < 1 or max_tokens >= hard:
+            raise ConfigurationError(f"Summarize(hard={hard}, max_tokens={max_tokens}): need 1 <= max_tokens < hard")
+        self.hard = hard
+        self.max_tokens, self.question, self.prefix = max_tokens, question, prefix
+        self.accept_cut_off = accept_cut_off
+        self._answers: OrderedDict[str, str] = OrderedDict()
+
+    def should_commit(self) -> bool:
+        """Whether the trigger is reached and there is something to summarize."""
+        return self.tokens >= self.limits.hard and self.cut(self.main.messages) > leading_system(self.main.messages)
+
+    def cut(self, history: Sequence[Message]) -> int:
+        """The last safe cut whose view has at most hard - keep tokens; far beyond hard, one that leaves ``keep``."""
+        limits = self.limits
+        overdue = self.tokens > limits.hard + limits.keep
+        return self._within(history, self.tokens - limits.keep if overdue else limits.hard - limits.keep)
+
+    def predict(self, history: Sequence[Message]) -> Prediction | None:
+        """From the soft limit on: the last safe cut below it. The tail follows verbatim."""
+        start = self.limits.start(self.growth)
+        if self.tokens < start:
+            return None
+        cut = self.cut(history) if self.tokens >= self.limits.hard else self._within(history, start)
+        return Prediction(cut, tail=True) if cut > leading_system(history) else None
+
+    def should_lookahead(self) -> bool:
+        """The soft limit is reached and nothing is prepared for this view yet."""
+        return self.la.last_segment_end == 0 and self.predict(self.main.messages) is not None
+
+    async def rewrite(self, covered: Sequence[Message]) -> list[Message]:
+        """The summary, then the latest user message of what it covers.
+
+        Raises SummaryRejectedError or BackendError; the history is kept then.
+        """
+        kept = latest_user([m for m in covered if not self.is_summary(m)])
+        if len(covered) <= len(kept):
+            return list(covered)
+        return [Message("user", self.prefix + await self._answer(covered)), *kept]
+
+    def is_summary(self, message: Message) -> bool:
+        """Whether a message is a summary of ours."""
+        return message.role == "user" and isinstance(message.content, str) and message.content.startswith(self.prefix)
+
+    def tail_fits(self, tail_tokens: int, view_tokens: int) -> str:
+        """``short``, ``ok`` or ``long``: whether a prepared result may be committed (the law, 1)."""
+        if tail_tokens < self.limits.keep:
+            return "short"
+        if view_tokens >= self.limits.hard or (self.limits.keep and tail_tokens > 2 * self.limits.keep):
+            return "long"
+        return "ok"
+
+    def _within(self, history: Sequence[Message], limit: int) -> int:
+        lead = leading_system(history)
+        sizes = self.sizes
+        fixed = self.tokens - sum(sizes)
+        ends = [fixed, *accumulate(sizes, initial=fixed)][1:]
+        fitting = [c for c in safe_cuts(history) if ends[c] <= limit]
+        return last_safe_cut(fitting, len(history)) or lead
+
+    async def _answer(self, covered: Sequence[Message]) -> str:
+        key = self._key(covered)
+        if key not in self._answers:
+            if self.model is None:
+                raise ConfigurationError("Summarize needs a model: pass backend= to LookaheadRuntime")
+            system = self.main.messages[: leading_system(self.main.messages)]
+            request = [*system, *covered, Message("user", self.question)]
+            text = (
+                await self.model.generate(request, max_tokens=self.max_tokens, accept_cut_off=self.accept_cut_off)
+            ).strip()
+            if not text:
+                raise SummaryRejectedError("the model's summary is empty; the history is kept")
+            self._answers[key] = text
+            while len(self._answers) > 8:
+                self._answers.popitem(last=False)
+        return self._answers[key]
+
+    def _key(self, covered: Sequence[Message]) -> str:
+        digest = hashlib.sha256(f"{self.question}\0{self.max_tokens}\0".encode())
+        for message in covered:
+            digest.update(canonical(message, None))
+        return digest.hexdigest()

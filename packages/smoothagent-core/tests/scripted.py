@@ -1,0 +1,137 @@
+"""A model server in memory with a prefix cache, a script of faults, and virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from smoothagent import Caps, Generated, Prompt, Stream, Usage
+from smoothagent.serving.backend import Wire
+
+
+def tokens_of(wires: Sequence[Wire]) -> list[str]:
+    """A token list that extends exactly when the messages extend: one token per message field's word."""
+    out: list[str] = []
+    for wire in wires:
+        calls = [(c["function"]["name"], c["function"]["arguments"]) for c in wire.get("tool_calls") or []]
+        out += [f"<{wire['role']}>", *json.dumps([wire.get("content"), calls]).split(" "), "</>"]
+    return out
+
+
+@dataclass
+class ScriptedBackend:
+    """Answers after ``delay`` virtual seconds; ``fault(kind, n)`` may return an exception to raise."""
+
+    delay: float = 1.0
+    per_token: float = 0.0
+    answer: Callable[[Sequence[Wire]], str] = lambda wires: f"summary of {len(wires) - 1} messages"
+    finish_reason: str = "stop"
+    tool_calls: bool = False
+    fault: Callable[[str, int], Exception | None] = lambda kind, n: None
+    classes: bool = True
+    requests: list[tuple[str, list[Wire], bool]] = field(default_factory=list[tuple[str, list[Wire], bool]])
+    warm: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+    prefills: int = 0
+    generations: int = 0
+    promotions: int = 0
+    commits: int = 0
+    released: list[str] = field(default_factory=list[str])
+    running: int = 0
+    events: list[str] = field(default_factory=list[str])
+
+    async def caps(self) -> Caps:
+        """Everything."""
+        return Caps("scripted", prefill=True, classes=self.classes, cached_tokens=True)
+
+    def route(self, conversation: str, stream: Stream) -> dict[str, Any]:
+        """A marker."""
+        return {"extra_body": {"stream_of": f"{conversation}:{stream}"}}
+
+    async def prefill(self, conversation: str, messages: Sequence[Wire], prompt: Prompt, *, partial: bool = False) -> Usage:
+        """Warm after a while; a cancelled prefill warms nothing."""
+        self.prefills += 1
+        await self._work("prefill", self.prefills)
+        tokens = tokens_of(messages)
+        before = self.warm.get(conversation, [])
+        cached = 0
+        while cached < min(len(before), len(tokens)) and before[cached] == tokens[cached]:
+            cached += 1
+        self.warm[conversation] = tokens
+        self.requests.append(("prefill", list(messages), True))
+        return Usage(len(tokens), 0, cached)
+
+    async def generate(
+        self,
+        conversation: str,
+        messages: Sequence[Wire],
+        prompt: Prompt,
+        *,
+        max_tokens: int,
+        lookahead: bool,
+        extends_main: bool = True,
+    ) -> Generated:
+        """Answer after a while."""
+        self.generations += 1
+        self.requests.append(("generate", list(messages), lookahead))
+        await self._work("generate", self.generations)
+        text = self.answer(messages)
+        return Generated(text, self.finish_reason, self.tool_calls, Usage(len(tokens_of(messages)), 5, 0))
+
+    async def promote(self, conversation: str) -> None:
+        """Count."""
+        self.promotions += 1
+
+    async def cancel(self, conversation: str) -> None:
+        """Nothing runs apart from the coroutines."""
+
+    def committed(self, conversation: str) -> None:
+        """Count."""
+        self.commits += 1
+
+    def release(self, conversation: str) -> None:
+        """Note."""
+        self.released.append(conversation)
+
+    def main_arrived(self, conversation: str) -> None:
+        """Note."""
+        self.events.append("arrived")
+
+    def main_first_token(self, conversation: str) -> None:
+        """Note."""
+        self.events.append("first")
+
+    def main_done(self, conversation: str) -> None:
+        """Note."""
+        self.events.append("done")
+
+    async def count(self, messages: Sequence[Wire], prompt: Prompt) -> int | None:
+        """Its own tokens."""
+        return len(tokens_of(messages))
+
+    async def aclose(self) -> None:
+        """Nothing to close."""
+
+    async def _work(self, kind: str, n: int) -> None:
+        self.running += 1
+        try:
+            await asyncio.sleep(self.delay)
+            error = self.fault(kind, n)
+            if error is not None:
+                raise error
+        finally:
+            self.running -= 1
+
+
+class CharCounter:
+    """One token per character: exact and easy to reason about."""
+
+    def count(self, message: Any) -> int:
+        """Characters of text and calls."""
+        return len(message.text) + sum(len(c.name) + len(c.arguments) for c in message.tool_calls)
+
+    def fixed(self, prompt: Prompt) -> int:
+        """Characters of the system text."""
+        return len(prompt.system or "")
