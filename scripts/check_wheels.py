@@ -1,9 +1,9 @@
 """Build every wheel and try each extra of `smoothagent` from them in an empty environment.
 
-For each extra (and for none) a fresh virtual environment outside the workspace gets `smoothagent[extra]`, the suite's own
-distributions from the wheels just built, everything else from the configured index as wheels only: an installation that
-would compile anything fails here. Then every module of the suite is imported, warnings being errors, every entry point is
-loaded and the command is run.
+For each extra (and for none) a fresh virtual environment outside the workspace gets `smoothagent[extra]`: the suite's
+own distributions from the wheels just built, everything else from the configured index as wheels only, so that an
+installation that would compile anything fails here. Then every module of the suite is imported, warnings being errors,
+every entry point is loaded and the command is run.
 
     python scripts/check_wheels.py [--keep DIR]
 """
@@ -18,7 +18,7 @@ import tempfile
 import time
 import tomllib
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -29,7 +29,7 @@ PROBE = """
 import importlib, pkgutil, sys
 from importlib.metadata import distributions, entry_points
 
-packages = [name for name in sys.argv[1:]]
+packages = sys.argv[1:]
 for name in packages:
     package = importlib.import_module(name)
     for module in pkgutil.walk_packages(package.__path__, name + "."):
@@ -39,7 +39,8 @@ groups = [group for group in entry_points().groups if group.startswith("smoothag
 for group in groups:
     for entry in entry_points(group=group):
         entry.load()
-print(len(packages), "packages imported,", len(groups), "entry point groups loaded,", len(list(distributions())), "distributions")
+installed = len(list(distributions()))
+print(f"{len(packages)} packages imported, {len(groups)} entry point groups loaded, {installed} distributions")
 """
 
 
@@ -93,7 +94,7 @@ def check_meta(wheel: Path) -> None:
 
 
 @contextmanager
-def empty_environment(keep: Path | None, label: str) -> Iterator[Path]:
+def empty_environment(keep: Path | None, label: str) -> Generator[Path]:
     """A virtual environment without any package, outside the workspace."""
     if keep:
         folder = keep.resolve() / label

@@ -59,6 +59,13 @@ def test_installed_version_is_the_static_one(name: str) -> None:
     assert metadata.version(name) == VERSION
 
 
+@pytest.mark.parametrize("name", MEMBERS)
+def test_dunder_version_is_the_static_one(name: str) -> None:
+    """Read from the source, so that a package that cannot be imported still has its version checked."""
+    initialiser = next((ROOT / "packages" / name / "src").glob("*/__init__.py")).read_text(encoding="utf-8")
+    assert f'\n__version__ = "{VERSION}"\n' in initialiser
+
+
 def test_meta_depends_on_core_and_forwards_every_other_member() -> None:
     meta = PROJECTS[META]
     assert meta["dependencies"] == [f"{CORE}=={VERSION}"]

@@ -50,7 +50,9 @@ class ScriptedBackend:
         """A marker."""
         return {"extra_body": {"stream_of": f"{conversation}:{stream}"}}
 
-    async def prefill(self, conversation: str, messages: Sequence[Wire], prompt: Prompt, *, partial: bool = False) -> Usage:
+    async def prefill(
+        self, conversation: str, messages: Sequence[Wire], prompt: Prompt, *, partial: bool = False
+    ) -> Usage:
         """Warm after a while; a cancelled prefill warms nothing."""
         self.prefills += 1
         await self._work("prefill", self.prefills)

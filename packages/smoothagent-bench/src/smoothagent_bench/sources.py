@@ -32,11 +32,13 @@ class Read:
         argv: the command, to run in the workspace.
         path: the file, relative to the workspace.
         tokens: tokens of the output, as the served tokenizer counts them.
+        text: the output it will have.
     """
 
     argv: tuple[str, ...]
     path: str
     tokens: int
+    text: str
 
 
 def lay_out(workspace: Path) -> list[str]:
@@ -70,6 +72,8 @@ def lay_out(workspace: Path) -> list[str]:
 class Reader:
     """Plans one agent's reads through the code base, in an order of its own.
 
+    What it reads next follows from the tokens asked for so far, so equal requests read equal parts.
+
     Args:
         workspace: where the files lie.
         files: their relative paths.
@@ -82,6 +86,7 @@ class Reader:
         order = list(files)
         random.Random(seed).shuffle(order)
         self._parts = self._walk(order)
+        self._goal = 1
         self._debt = 0
 
     def next(self, tokens: int) -> Read:
@@ -92,13 +97,12 @@ class Reader:
         Raises:
             ConfigurationError: the code base is used up.
         """
-        goal = max(1, tokens + self._debt)
-        self._goal = goal
+        self._goal = max(1, tokens + self._debt)
         try:
             read = next(self._parts)
         except StopIteration:
             raise ConfigurationError("the code base is too small for this many steps: run fewer steps") from None
-        self._debt = goal - read.tokens
+        self._debt = self._goal - read.tokens
         return read
 
     def _walk(self, order: Sequence[str]) -> Iterator[Read]:
@@ -108,7 +112,8 @@ class Reader:
             # A rest of a few lines would make a read that is too short.
             while len(lines) - start >= _LEAST_LINES // 2:
                 length, tokens = self._fit(lines[start:])
-                yield Read(_command(name, start, length, len(lines)), name, tokens)
+                text = "".join(lines[start : start + length])
+                yield Read(_command(name, start, length, len(lines)), name, tokens, text)
                 start += length
 
     def _fit(self, lines: Sequence[str]) -> tuple[int, int]:

@@ -19,19 +19,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = list(sys.argv[1:] if argv is None else argv)
     commands = {e.name: e for e in entry_points(group=GROUP)}
     if not args or args[0] in ("-h", "--help"):
-        print(_usage(commands))
+        sys.stdout.write(_usage(commands) + "\n")
         return 0 if args else 2
     if args[0] in ("-V", "--version"):
-        print(f"smoothagent {version('smoothagent-core')}")
+        sys.stdout.write(f"smoothagent {version('smoothagent-core')}\n")
         return 0
     command = commands.get(args[0])
     if command is None:
-        print(_unknown(args[0], commands), file=sys.stderr)
+        sys.stderr.write(_unknown(args[0], commands) + "\n")
         return 2
     try:
         return cast("Callable[[list[str]], int]", command.load())(args[1:])
     except SmoothAgentError as error:
-        print(f"smoothagent {args[0]}: {error}", file=sys.stderr)
+        sys.stderr.write(f"smoothagent {args[0]}: {error}\n")
         return 2
     except KeyboardInterrupt:
         return 130

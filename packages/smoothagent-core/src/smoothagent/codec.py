@@ -104,7 +104,9 @@ def _from_mapping(raw: Mapping[str, Any]) -> Message:
     content = raw.get("content")
     if isinstance(content, list):
         parts = cast("list[Any]", content)
-        content = tuple(p if isinstance(p, Mapping) else {"type": "text", "text": str(p)} for p in parts)
+        content = tuple(
+            cast("Mapping[str, Any]", p) if isinstance(p, Mapping) else {"type": "text", "text": str(p)} for p in parts
+        )
     elif content is not None and not isinstance(content, (str, tuple)):
         raise HistoryError(
             f"a {role} message has content of type {type(content).__qualname__!r}: expected text or a list of parts"
@@ -122,18 +124,12 @@ def _from_mapping(raw: Mapping[str, Any]) -> Message:
 
 
 def _call(raw: Any) -> ToolCall:
-    call = raw if isinstance(raw, Mapping) else _mapping(raw)
-    call = cast("Mapping[str, Any]", call)
-    fn = call.get("function")
-    if fn is None:
-        fn = call.get("custom") or {}
-    fn = cast("Mapping[str, Any]", fn if isinstance(fn, Mapping) else _mapping(fn))
-    arguments = fn.get("arguments", fn.get("input", ""))
-    return ToolCall(
-        str(call.get("id") or ""),
-        str(fn.get("name") or ""),
-        arguments if isinstance(arguments, str) else repr(arguments),
-    )
+    call = _mapping(raw)
+    # A custom tool's call has ``custom`` with ``input`` where a function's has ``function`` with ``arguments``.
+    function = _mapping(call.get("function") or call.get("custom") or {})
+    arguments = function.get("arguments", function.get("input", ""))
+    text = arguments if isinstance(arguments, str) else repr(arguments)
+    return ToolCall(str(call.get("id") or ""), str(function.get("name") or ""), text)
 
 
 def plain(message: Message) -> Message:

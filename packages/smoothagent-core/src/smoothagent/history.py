@@ -53,6 +53,10 @@ class History(Generic[M]):
             return EMPTY
         return self._chain[length - 1] if length <= len(self._chain) else None
 
+    def digests(self) -> list[str]:
+        """Digest of the first 1, 2, … messages."""
+        return list(self._chain)
+
     def update(self, natives: Sequence[M]) -> int:
         """Follow to ``natives``; returns how many leading messages were already known by identity."""
         known = self._known(natives)

@@ -13,10 +13,12 @@ from smoothagent.codec import Codec
 from smoothagent.errors import BackendError
 from smoothagent.lane import Lane
 from smoothagent.message import Message
+from smoothagent.model import LaneModel, ModelHost
 from smoothagent.prompt import Prompt
-from smoothagent.serving.backend import Backend, Usage
+from smoothagent.serving.backend import Backend, Caps, Usage
 from smoothagent.state import LookaheadState, MainState
 from smoothagent.strategy import LookaheadStrategy
+from smoothagent.telemetry import Telemetry
 
 M = TypeVar("M")
 
@@ -67,9 +69,22 @@ class Natives(Generic[M]):
         self._known[id(message)] = (message, native)
         return native
 
+    def wire(self, message: Message) -> dict[str, Any]:
+        """The message exactly as the main stream sends it."""
+        return self._codec.wire(self.of(message))
 
-class Host(Protocol):
+
+class Host(ModelHost, Protocol):
     """What a job tells its runtime."""
+
+    @property
+    def telemetry(self) -> Telemetry:
+        """Where spans go."""
+        ...
+
+    def server_known(self, caps: Caps) -> None:
+        """What the server can do."""
+        ...
 
     def job_transformed(self, job_id: int, end: int, digest: str) -> None:
         """The transformation covers ``end`` messages."""
@@ -178,10 +193,12 @@ class LookaheadJob(Generic[M]):
 
     async def _transform(self) -> None:
         snapshot, twin = self.snapshot, self._twin()
-        work = await blocking(self.lane, twin.transform)
-        if work is not None:
-            await work
         self.natives.learn(snapshot.messages, snapshot.natives)
+        twin.bind(LaneModel(self.host, self.natives))
+        with self.host.telemetry.transform(self.conversation, strategy=type(twin).__name__, model=self.prompt.model):
+            work = await blocking(self.lane, twin.transform)
+            if work is not None:
+                await work
         self.la = twin.la
         end = twin.la.last_segment_end
         self.host.job_transformed(self.id, end, snapshot.digests[end - 1] if end else "")
@@ -192,9 +209,16 @@ class LookaheadJob(Generic[M]):
         target = self._target()
         if not target or _is_prefix(target, self.warmed):
             return
-        wires = [self.codec.wire(self.natives.of(m)) for m in target]
+        wires = [self.natives.wire(m) for m in target]
         try:
-            usage = await self.backend.prefill(self.conversation, wires, self.prompt)
+            caps = await self.backend.caps()
+            self.host.server_known(caps)
+            if not caps.prefill:
+                self.prefills = False
+                return
+            with self.host.telemetry.prefill(self.conversation, model=self.prompt.model) as span:
+                usage = await self.backend.prefill(self.conversation, wires, self.prompt)
+                span.usage(usage)
         except BackendError as error:
             self.host.prefill_failed(error)
             return

@@ -150,6 +150,7 @@ class LoopLane:
 
     def wait(self, future: concurrent.futures.Future[T], timeout: float | None) -> T:
         """Never possible on one's own loop."""
+        del timeout
         if future.done():
             return future.result()
         raise RuntimeError("this runtime lives on the calling loop: use aon_commit instead of on_commit")

@@ -193,7 +193,7 @@ class Do(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One thing to do. ``why`` says why, for logs: stale, long, late, waited …"""
+    """One thing to do. ``why`` says why, for logs: stale, long, late, waited and so on."""
 
     do: Do
     job: int = 0

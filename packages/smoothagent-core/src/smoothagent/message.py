@@ -99,15 +99,28 @@ _encode = json.JSONEncoder(ensure_ascii=True, separators=(",", ":"), sort_keys=T
 
 
 def canonical(message: Message, answers: tuple[int, int] | None) -> bytes:
-    r"""What of a message counts: role, content, tool names and arguments, and which call a result answers.
+    """What of a message counts: role, content, tool names and arguments, and which call a result answers.
 
-    Id strings, usage and metadata do not count: frameworks mint and rewrite those. ASCII-escaped,
-    so lone surrogates and NULs are digested instead of refused.
+    Id strings, usage and metadata do not count: frameworks mint and rewrite those. Lone surrogates
+    and NULs are digested like any other text.
 
     Args:
         message: the message.
         answers: for a tool result, (messages back to its call, index of the call there);
             None where it answers no known call.
     """
-    calls = [(c.name, c.arguments) for c in message.tool_calls]
-    return _encode([message.role, message.content, calls, answers, message.name]).encode("ascii")
+    content = message.content
+    # Text is not escaped, which would cost most of a hook; lengths keep the encoding unambiguous.
+    body = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else _encode(content).encode("ascii")
+    kind = "text" if isinstance(content, str) else "parts"
+    rest = (
+        _encode([[(c.name, c.arguments) for c in message.tool_calls], message.name])
+        if message.tool_calls or message.name
+        else ""
+    )
+    return (
+        f"{len(message.role)}:{message.role}{kind}{answers}{len(rest)}:{rest}{len(body)}:".encode(
+            "utf-8", "surrogatepass"
+        )
+        + body
+    )

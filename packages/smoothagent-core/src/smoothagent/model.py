@@ -35,16 +35,21 @@ class ModelHost(Protocol):
         """Where background tokens are booked."""
         ...
 
-    def wire_of(self, message: Message) -> dict[str, Any]:
-        """A message exactly as the main stream sends it."""
+
+class Wires(Protocol):
+    """Messages exactly as the main stream sends them."""
+
+    def wire(self, message: Message) -> dict[str, Any]:
+        """One message's wire mapping."""
         ...
 
 
 class LaneModel:
     """Generates as lookahead work, or, with ``lookahead=False``, on the critical path."""
 
-    def __init__(self, host: ModelHost, *, lookahead: bool = True) -> None:
+    def __init__(self, host: ModelHost, wires: Wires, *, lookahead: bool = True) -> None:
         self._host = host
+        self._wires = wires
         self._lookahead = lookahead
 
     async def generate(self, messages: Sequence[Message], *, max_tokens: int, accept_cut_off: bool = False) -> str:
@@ -57,7 +62,7 @@ class LaneModel:
         assert host.backend is not None
         answer = await host.backend.generate(
             host.session,
-            [host.wire_of(m) for m in messages],
+            [self._wires.wire(m) for m in messages],
             host.prompt,
             max_tokens=max_tokens,
             lookahead=self._lookahead,

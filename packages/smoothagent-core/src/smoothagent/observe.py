@@ -10,7 +10,7 @@ from smoothagent.ledger import Ledger
 from smoothagent.message import Message
 from smoothagent.prompt import Prompt
 from smoothagent.record import CommitReport
-from smoothagent.serving.backend import Usage
+from smoothagent.serving.backend import Caps, Usage
 from smoothagent.strategy import LookaheadStrategy
 from smoothagent.telemetry import Telemetry
 
@@ -60,15 +60,24 @@ class Observer:
             )
             log.info("session %s: nothing to prepare in %d segments: %s", self.session, self._idle, why)
 
-    def spliced(self, report: CommitReport, warmed: Sequence[Message], view: Sequence[Message]) -> None:
+    def server_known(self, caps: Caps) -> None:
+        """Say once what the server lacks."""
+        self.fidelity.server = caps.server
+        for note in caps.notes:
+            self.say_once(note, note)
+        if not caps.prefill:
+            self.say_once("prefill", f"the server ({caps.server}) is not warmed, the transformation alone runs ahead")
+
+    def spliced(self, report: CommitReport, strategy: str, warmed: Sequence[Message]) -> None:
         """A commit was made; its story ends with the usage of the next request."""
-        del view
         self._settle()
-        late = report.kind == "late"
         if report.kind == "sync":
             self.ledger.add(sync_commits=1)
         else:
-            self.ledger.add(commits=1, late_commits=int(late))
+            self.ledger.add(commits=1, late_commits=int(report.kind == "late"))
+        with self.telemetry.commit(self.session, strategy=strategy) as work:
+            work.sizes(report.before_tokens, report.after_tokens)
+            work.ended_as({"sync": "none", "late": "late"}.get(report.kind, "hit"))  # type: ignore[arg-type]
         self._pending, self._warmed = report, tuple(warmed)
 
     def committed(self, report: CommitReport | None, seconds: float, waited: float) -> None:

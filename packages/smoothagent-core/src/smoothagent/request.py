@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from smoothagent.serving.backend import Usage
 
@@ -53,7 +53,7 @@ class MainRequest:
         if read is not None:
             self._host.request_usage(read)
 
-    def __enter__(self) -> MainRequest:
+    def __enter__(self) -> Self:
         self.extras = self._host.request_started()
         return self
 
@@ -65,7 +65,7 @@ class MainRequest:
             self.first_token()
         self._host.request_done()
 
-    async def __aenter__(self) -> MainRequest:
+    async def __aenter__(self) -> Self:
         return self.__enter__()
 
     async def __aexit__(

@@ -101,6 +101,7 @@ class LookaheadStrategy(ABC):
 
     def check(self, prompt: Prompt) -> None:
         """Refuse a prompt this strategy cannot work with. Raises ConfigurationError."""
+        del prompt
 
     def bind(self, model: Model | None) -> None:
         """Called once by the runtime with the model to use."""

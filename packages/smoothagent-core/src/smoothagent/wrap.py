@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 from smoothagent.request import MainRequest
 
@@ -115,7 +115,7 @@ class _Stream:
         _saw(chunk, self._request)
         return chunk
 
-    def __enter__(self) -> _Stream:
+    def __enter__(self) -> Self:
         self._stream.__enter__()
         return self
 
@@ -161,7 +161,7 @@ class _AsyncStream:
         _saw(chunk, self._request)
         return chunk
 
-    async def __aenter__(self) -> _AsyncStream:
+    async def __aenter__(self) -> Self:
         await self._stream.__aenter__()
         return self
 

@@ -17,9 +17,11 @@ Requests of other processes are seen through ``watch``, where the server tells i
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sys
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import TracebackType
@@ -42,7 +44,7 @@ class Kind(StrEnum):
     PREFILL = "prefill"
     DECODE = "decode"
     COPY = "copy"
-    """KV from slot to slot; the server does it only while the main slot is at rest."""
+    """KV from slot to slot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,7 @@ class _Ticket:
     conversation: str
     kind: Kind
     least: int
+    at_rest: bool
 
 
 @dataclass(eq=False, slots=True)
@@ -85,13 +88,9 @@ class Grant:
     preempted: bool = False
     done_tokens: int = field(default=0, init=False)
 
-    _cost: LinearCost | None = field(default=None, init=False, repr=False)
-
-    def report(self, tokens: int, seconds: float | None = None) -> None:
-        """Say what the piece did, so that the next one is sized better. ``seconds`` as the server measured."""
+    def report(self, tokens: int) -> None:
+        """Say how many tokens the piece computed, so that the next one is sized better."""
         self.done_tokens += tokens
-        if self._cost is not None and seconds is not None:
-            self._cost.observe(tokens, seconds)
 
 
 class Pacer:
@@ -192,7 +191,7 @@ class Pacer:
 
     # -- pieces ----------------------------------------------------------------------------
 
-    def piece(self, conversation: str, kind: Kind, *, least: int = 1) -> Piece:
+    def piece(self, conversation: str, kind: Kind, *, least: int = 1, at_rest: bool = False) -> Piece:
         """``async with pacer.piece(…) as grant``: waits for leave, then runs the body as one piece.
 
         A main request's arrival cancels the body; the block then ends without an error and with
@@ -202,8 +201,9 @@ class Pacer:
             conversation: whose work it is.
             kind: what it does.
             least: the fewest tokens that make sense (a block of the server's cache).
+            at_rest: the piece needs the conversation's main slot: never while its main request runs.
         """
-        return Piece(self, _Ticket(conversation, kind, least))
+        return Piece(self, _Ticket(conversation, kind, least, at_rest))
 
     async def admit(self, ticket: _Ticket) -> Grant:
         """Wait until ``ticket`` may run, and take the place; `finish` gives it back."""
@@ -232,9 +232,8 @@ class Pacer:
                 charge = self._charge(grant, seconds)
                 self._credit -= charge
                 self.stats.charged += charge
-            if not cut_short and grant.kind is Kind.DECODE:
-                cost = self._decode_beside if grant.beside_decode else self._decode_idle
-                cost.observe(grant.done_tokens, seconds)
+            if not cut_short and grant.kind is not Kind.COPY:
+                self._cost(grant.kind, grant.beside_decode).observe(grant.done_tokens, seconds)
             self._active = None
             self._reserved = False
         self._wake()
@@ -290,7 +289,7 @@ class Pacer:
     def _delay(self, ticket: _Ticket) -> float | None:
         if self._reserved or self._arrived:
             return None
-        if ticket.kind is Kind.COPY and self._decoding[ticket.conversation]:
+        if ticket.at_rest and self._decoding[ticket.conversation]:
             return None
         now = self._now()
         if self._foreign.waiting and now < self._looked_at + LOOK_AGAIN:
@@ -317,8 +316,8 @@ class Pacer:
             self._unreserve()
             raise
         with self._lock:
-            if load is not None:
-                self._take_in(load)
+            if self.watch is not None and self._now() >= self._looked_at + LOOK_AGAIN:
+                self._take_in(load or Load())
             allowed = not self._arrived and (not self._foreign.waiting or self._overdue())
         if not allowed:
             self._unreserve()
@@ -352,10 +351,7 @@ class Pacer:
         with self._lock:
             beside = self._beside_decode or self._foreign.waiting > 0
             tokens = min(MOST_TOKENS, max(ticket.least, self._size(ticket.kind, beside)))
-            grant = Grant(ticket.kind, tokens, beside)
-            if ticket.kind is Kind.PREFILL:
-                grant._cost = self._prefill  # pyright: ignore[reportPrivateUsage]
-            return grant
+            return Grant(ticket.kind, tokens, beside)
 
     def _size(self, kind: Kind, beside: bool) -> int:
         seconds = self.decode_piece if beside else self.idle_piece
@@ -364,9 +360,7 @@ class Pacer:
         if kind is Kind.DECODE and beside:
             per_token = self._beside_token()
             return min(FIRST_DECODE * 8, int(seconds / per_token)) if per_token else FIRST_DECODE
-        cost, first = (
-            (self._decode_idle, FIRST_DECODE) if kind is Kind.DECODE else (self._prefill, FIRST_PREFILL)
-        )
+        cost, first = (self._decode_idle, FIRST_DECODE) if kind is Kind.DECODE else (self._prefill, FIRST_PREFILL)
         tokens = cost.tokens(seconds)
         return first if tokens is None else tokens
 
@@ -450,7 +444,7 @@ class Piece:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> bool:
-        assert self._grant is not None and self._task is not None  # noqa: S101 - set on entry
+        assert self._grant is not None and self._task is not None
         seconds = asyncio.get_running_loop().time() - self._started
         swallow = False
         if self._cut:
@@ -475,3 +469,41 @@ def _take(counter: Counter[str], key: str) -> bool:
     if not counter[key]:
         del counter[key]
     return True
+
+
+class Unpaced:
+    """The pacer's face for servers that schedule best-effort work themselves: every piece may be the whole."""
+
+    def __init__(self) -> None:
+        self.stats = PacerStats()
+        self.watch: Callable[[], Awaitable[Load | None]] | None = None
+
+    def main_arrived(self, conversation: str) -> None:
+        """Nothing to do."""
+
+    def main_first_token(self, conversation: str) -> None:
+        """Nothing to do."""
+
+    def main_done(self, conversation: str) -> None:
+        """Nothing to do."""
+
+    def promote(self, conversation: str) -> None:
+        """Nothing to do."""
+
+    def settle(self, conversation: str) -> None:
+        """Nothing to do."""
+
+    def forget(self, conversation: str) -> None:
+        """Nothing to do."""
+
+    @contextlib.asynccontextmanager
+    async def piece(
+        self, conversation: str, kind: Kind, *, least: int = 1, at_rest: bool = False
+    ) -> AsyncGenerator[Grant]:
+        """Leave for everything at once."""
+        del conversation, least, at_rest
+        self.stats.pieces += 1
+        yield Grant(kind, sys.maxsize, beside_decode=False)
+
+
+Pacing = Pacer | Unpaced

@@ -45,7 +45,8 @@ class Offload(CutStrategy):
         super().__init__()
         if hard <= 0 or keep < 0 or min_chars < 0:
             raise ConfigurationError(
-                f"Offload(hard={hard}, keep={keep}, min_chars={min_chars}): hard must be positive, the others not negative"
+                f"Offload(hard={hard}, keep={keep}, min_chars={min_chars}): "
+                "hard must be positive, the others not negative"
             )
         self.hard, self.keep, self.min_chars, self.allow_unreadable = hard, keep, min_chars, allow_unreadable
         self.store = store or OffloadStore()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
+
 from smoothagent.errors import ConfigurationError
 from smoothagent.message import Message, leading_system
 from smoothagent.prompt import Prompt
 from smoothagent.state import LookaheadState
-from smoothagent.strategy import Commit, CutStrategy, LookaheadStrategy, Model, Prediction
+from smoothagent.strategy import Commit, CutStrategy, LookaheadStrategy, Prediction
 
 
 class Pipeline(LookaheadStrategy):
@@ -41,37 +42,30 @@ class Pipeline(LookaheadStrategy):
 
     def should_commit(self) -> bool:
         """Whether any stage's trigger is reached on what reaches it."""
+        triggers = [s.hard for s in (*self.front, self.last)]
+        # Earlier stages only shrink what later ones see, so below all triggers there is nothing to work out.
+        if all(t is not None and self.tokens < t for t in triggers):
+            return False
         view, acted = self._through(self.main.messages)
         return acted > 0 or self._see(self.last, view).should_commit()
 
-    def predict(self, history: Sequence[Message]) -> Prediction | None:
-        """The last stage's prediction if it will act at the next commit, else that of the stages before."""
-        view, front = self._ahead(history)
-        last = self._see(self.last, view)
-        prediction = last.predict(view)
-        if prediction is not None and self._last_will_act(last):
-            return prediction
-        return front
-
     def should_lookahead(self) -> bool:
-        """Something will be committed that is not prepared yet."""
-        prediction = self.predict(self.main.messages)
-        prepared = self.la.last_segment_end
-        if prediction is None or (self.la.strategy_data.get("last") and not self.exact):
+        """Any stage has something to prepare in the history as it is; ``transform`` looks closer."""
+        if self.la.strategy_data.get("last") and not self.exact:
             return False
-        return prediction.tail or prediction.cut > prepared
+        return any(self._raw(stage).should_lookahead() for stage in (*self.front, self.last))
 
     def transform(self) -> Awaitable[None] | None:
-        """Run the stages that the next commit will need."""
+        """Run the stages that the next commit will need, if any."""
         view, front = self._ahead(self.main.messages)
         last = self._see(self.last, view)
-        if front is not None and not self._last_will_act(last):
+        if self._last_will_act(last) and (last.should_commit() or last.predict(view) is not None):
+            work = last.transform()
+            if work is not None:
+                return self._finish(last, work)
+            self._publish(last)
+        elif front is not None:
             self.la = LookaheadState(list(view[: front.cut]), front.cut, {"tail": front.tail})
-            return None
-        work = last.transform()
-        if work is not None:
-            return self._finish(last, work)
-        self._publish(last)
         return None
 
     async def _finish(self, last: CutStrategy, work: Awaitable[None]) -> None:
@@ -96,6 +90,13 @@ class Pipeline(LookaheadStrategy):
             return done
         return Commit(covered, [*done.head, *view[done.covered : covered]])
 
+    def warmable(self, history: Sequence[Message]) -> list[Message]:
+        """As the base class says; where the last stage takes part, its tail passes the earlier stages too."""
+        if not self.la.strategy_data.get("last"):
+            return super().warmable(history)
+        view, _ = self._ahead(history)
+        return [*self.la.transformed, *view[self.la.last_segment_end :]]
+
     def tail_fits(self, tail_tokens: int, view_tokens: int) -> str:
         """As the last stage says, if it takes part."""
         return self.last.tail_fits(tail_tokens, view_tokens) if self.la.strategy_data.get("last") else "ok"
@@ -105,16 +106,17 @@ class Pipeline(LookaheadStrategy):
         for stage in (*self.front, self.last):
             stage.check(prompt)
 
-    def bind(self, model: Model | None) -> None:
-        """Hand the model to all stages."""
-        super().bind(model)
-        for stage in (*self.front, self.last):
-            stage.bind(model)
+    def _raw(self, stage: CutStrategy) -> CutStrategy:
+        """A copy of a stage that looks at the history as it is."""
+        twin = stage.snapshot(LookaheadState(last_segment_end=self.la.last_segment_end))
+        twin.main = self.main
+        return twin
 
     def _see(self, stage: CutStrategy, view: Sequence[Message]) -> CutStrategy:
         """A copy of a stage that looks at ``view``, with this pipeline's counts."""
         twin = stage.snapshot(LookaheadState())
         twin.main = self.main_with(view)
+        twin.model = self.model
         return twin
 
     def _through(self, history: Sequence[Message]) -> tuple[list[Message], int]:

@@ -1,0 +1,181 @@
+"""One conversation as the runtime sees it: the input, the view that belongs to it, and what a commit makes of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Generic, NamedTuple, TypeVar
+
+from smoothagent.codec import Codec
+from smoothagent.history import History
+from smoothagent.job import Natives, Snapshot
+from smoothagent.limits import Growth
+from smoothagent.message import Message
+from smoothagent.prompt import Prompt
+from smoothagent.record import CommitRecord, covered_after, head_after
+from smoothagent.strategy import Commit, LookaheadStrategy
+from smoothagent.tokens import EstimateCounter, TokenCounter
+
+M = TypeVar("M")
+log = logging.getLogger("smoothagent")
+
+
+class Warmth(NamedTuple):
+    """Tokens of a new view that were known, and how many of those were prefilled."""
+
+    known: int
+    warmed: int
+
+
+class Conversation(Generic[M]):
+    """Follows a history, counts it, and lets the strategy see the view (the law, "Again and again").
+
+    Not thread-safe: the runtime holds its lock.
+
+    Attributes:
+        view: what the model is to see, as of the last hook.
+        raw: the last input was the raw history of a committed view.
+        record: the last commit.
+        known: messages of the view that were there at the last segment boundary.
+        growth: how fast it grows.
+        prompt: what else shapes the tokens.
+    """
+
+    def __init__(self, codec: Codec[M], counter: TokenCounter, strategy: LookaheadStrategy, prompt: Prompt) -> None:
+        self.codec, self.counter, self.strategy, self.prompt = codec, counter, strategy, prompt
+        self.growth = Growth()
+        self.record: CommitRecord[M] | None = None
+        self.raw = False
+        self.known = 0
+        self._input: History[M] = History(codec, counter.count)
+        self._spliced: History[M] = History(codec, counter.count)
+        self.view = self._input
+        self._drift = 1.0
+        self._facts: tuple[Prompt, str, int] | None = None
+
+    def follow(self, messages: Sequence[M], prompt: Prompt | None) -> None:
+        """The history is now ``messages``. Raises HistoryError where it cannot be one."""
+        if prompt is not None and prompt is not self.prompt:
+            self.prompt = prompt
+        self._input.update(messages)
+        self._resolve()
+        self._look()
+
+    def reverify(self, messages: Sequence[M]) -> None:
+        """Decode and digest everything anew: an object changed in place must not be spliced over."""
+        self._input = self._input.verified(messages, self.counter.count)
+        self._spliced = History(self.codec, self.counter.count)
+        self._resolve()
+        self._look()
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the next prompt."""
+        return self.fixed + self.view.total
+
+    @property
+    def fixed(self) -> int:
+        """Tokens of system text and tools."""
+        return self._prompt_facts()[2]
+
+    @property
+    def prompt_digest(self) -> str:
+        """Digest of the prompt."""
+        return self._prompt_facts()[1]
+
+    def count(self, messages: Sequence[Message]) -> int:
+        """Tokens of messages, without system text and tools."""
+        return sum(map(self.counter.count, messages))
+
+    def snapshot(self) -> Snapshot[M]:
+        """The view, frozen."""
+        view = self.view
+        facts = dict(self.strategy.main.strategy_data, sizes=list(view.sizes))
+        return Snapshot(list(view.messages), list(view.natives), facts, view.digests(), self.prompt.volatile_tail)
+
+    def settled(self) -> int:
+        """Length of the view without what ends it unanswered: results and user messages are cold in any case."""
+        length = len(self.view)
+        while length and self.view.messages[length - 1].role != "assistant":
+            length -= 1
+        return length
+
+    def warmth(self, warmed: Sequence[Message], done: Commit, until: int) -> Warmth:
+        """How warm the view of ``done`` is, up to message ``until`` of the present view."""
+        new = [*done.head, *self.view.messages[done.covered : max(done.covered, until)]]
+        known = hit = 0
+        matching = True
+        for i, message in enumerate(new):
+            size = self.counter.count(message)
+            known += size
+            matching = matching and i < len(warmed) and (warmed[i] is message or warmed[i] == message)
+            hit += size if matching else 0
+        return Warmth(known, hit)
+
+    def splice(self, done: Commit, natives: Natives[M]) -> list[M]:
+        """Replace the view's prefix, remember the commit, return the new view."""
+        view, record = self.view, self.record
+        natives.learn(view.messages, view.natives)
+        head = [natives.of(m) for m in done.head]
+        after = [*head, *view.natives[done.covered :]]
+        covered = covered_after(record, self.raw, done.covered)
+        digest = self._input.digest(covered)
+        assert digest is not None, "a commit covers messages of its input"
+        new_head = head_after(view.natives, head, done.covered, record, self.raw)
+        self.known = max(0, self.known - done.covered) + len(head)
+        spliced: History[M] = History(self.codec, self.counter.count)
+        spliced.update(after)
+        head_digest = spliced.digest(len(new_head))
+        assert head_digest is not None, "the head is part of the view"
+        self.record = CommitRecord(covered, digest, new_head, head_digest)
+        self._spliced = self.view = spliced
+        self._look()
+        self.growth.moved(self.tokens, spliced.assistants)
+        return after
+
+    def calibrate(self, actual: int) -> None:
+        """The server counted ``actual`` prompt tokens for the view."""
+        counter = self.counter
+        counted = self.tokens
+        if not isinstance(counter, EstimateCounter) or not counted:
+            return
+        before = counter.factor
+        counter.observe(counted, actual)
+        self._drift *= counter.factor / before
+        # Counting all again costs; within 2% it would change no decision.
+        if abs(self._drift - 1) > 0.02:
+            self._drift = 1.0
+            self._facts = None
+            for history in {id(h): h for h in (self._input, self._spliced)}.values():
+                history.recount()
+            self._look()
+
+    def _resolve(self) -> None:
+        record = self.record
+        natives = record.resolve(self._input) if record is not None else None
+        if record is not None and natives is None:
+            log.debug("the history matches neither side of the last commit; starting anew")
+            self.record = None
+        if natives is None or natives is self._input.natives:
+            self.view, self.raw = self._input, False
+            return
+        self._spliced.update(natives)
+        self.view, self.raw = self._spliced, True
+
+    def _look(self) -> None:
+        """Let the strategy see the view."""
+        view, main = self.view, self.strategy.main
+        main.messages = view.messages
+        main.strategy_data.update(
+            tokens=self.tokens,
+            sizes=view.sizes,
+            turns=view.assistants,
+            growth=self.growth,
+            count=self.counter.count,
+        )
+
+    def _prompt_facts(self) -> tuple[Prompt, str, int]:
+        facts = self._facts
+        if facts is None or facts[0] is not self.prompt:
+            facts = self._facts = (self.prompt, self.prompt.digest(), self.counter.fixed(self.prompt))
+        return facts

@@ -1,0 +1,215 @@
+"""`OpenAIBackend`: the `Backend` protocol over any OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any, Literal
+
+from openai import AsyncOpenAI
+
+from smoothagent.errors import BackendError, ConfigurationError
+from smoothagent.prompt import Prompt
+from smoothagent.serving import chat
+from smoothagent.serving.backend import Caps, Generated, Stream, Usage, Wire
+from smoothagent.serving.connection import Connection
+from smoothagent.serving.dialects.base import Ask, Dialect, Options, ServingStats
+from smoothagent.serving.dialects.detect import DIALECTS, detect
+from smoothagent.serving.pacer import Pacer, PacerStats, Pacing, Unpaced
+
+
+class OpenAIBackend:
+    """One model server behind the official openai client.
+
+    Make one per server and process and share it: it leases the server's slots and paces all lookahead
+    work of the process. ``caps`` finds out what the server is; until it has succeeded, `route` returns
+    nothing, so await it before the first main request.
+
+    The ``main_*`` hooks, `route`, `committed` and `release` do no I/O and may be called from any thread;
+    all coroutines run on one loop.
+
+    Args:
+        base_url: the API's URL, for instance ``http://127.0.0.1:8080/v1``.
+        model: the model to ask for where a prompt names none; not needed where the server has one model.
+        client: an ``AsyncOpenAI`` to use instead of an own one. It belongs to the loop it is first used on, so
+            one that the agent uses on its own loop must not be given to a backend on another. It stays open.
+        api_key: for the own client.
+        warm: send prefill-only requests. None: yes, except to hosted endpoints, where they cost money.
+        dialect: ``auto`` asks the server; else ``llama.cpp``, ``sglang``, ``vllm`` or ``openai``.
+        pacer: ``auto`` paces where the server has no best-effort class; a `Pacer` paces always, None never.
+        slots: llama.cpp slots that this process may use, three a conversation; None for all.
+        timeout: seconds a request may take, or a stream may be silent.
+
+    Raises:
+        ConfigurationError: neither ``base_url`` nor ``client``, or an unknown dialect.
+    """
+
+    def __init__(
+        self,
+        base_url: str | None = None,
+        model: str | None = None,
+        *,
+        client: AsyncOpenAI | None = None,
+        api_key: str = "x",
+        warm: bool | None = None,
+        dialect: str = "auto",
+        pacer: Pacer | Literal["auto"] | None = "auto",
+        slots: Sequence[int] | None = None,
+        timeout: float = 120.0,
+    ) -> None:
+        if dialect != "auto" and dialect not in DIALECTS:
+            raise ConfigurationError(f"unknown dialect {dialect!r}: use 'auto' or one of {', '.join(sorted(DIALECTS))}")
+        self._link = Connection(base_url, client, api_key, timeout)
+        self._options = Options(model, warm, slots)
+        self._dialect_name = dialect
+        self._dialect: Dialect | None = None
+        self._probing: asyncio.Lock | None = None
+        self._auto_pacer = pacer == "auto"
+        self._pacer: Pacing = Unpaced() if pacer is None else Pacer() if pacer == "auto" else pacer
+        self._tasks: dict[str, set[asyncio.Task[Any]]] = {}
+
+    async def caps(self) -> Caps:
+        """What the server can do. Asks it until that succeeds once; later requests may add notes.
+
+        Raises:
+            BackendError: nothing answers there, or not in the OpenAI API.
+            ConfigurationError: the model or the slots named do not exist.
+        """
+        return (await self._ready()).caps()
+
+    def route(self, conversation: str, stream: Stream) -> dict[str, Any]:
+        """Keyword arguments to merge into the agent's own ``create`` call; empty until ``caps`` has succeeded."""
+        return {} if self._dialect is None else self._dialect.extras(conversation, stream)
+
+    async def prefill(
+        self,
+        conversation: str,
+        messages: Sequence[Wire],
+        prompt: Prompt,
+        *,
+        partial: bool = False,
+        deadline: float | None = None,
+    ) -> Usage:
+        """Bring ``messages`` into the lookahead stream's KV cache. See `Backend.prefill`.
+
+        Returns:
+            ``prompt_tokens`` of the prefix, of which ``cached_tokens`` needed no work; all zero where
+            nothing was sent (no warming here, or the conversation has no slots).
+        """
+        dialect = await self._ready()
+        if not dialect.caps().prefill or not messages:
+            return Usage()
+        ask = Ask(conversation, chat.conversation(messages, prompt), prompt, deadline)
+        async with self._tracked(conversation, dialect, prompt):
+            return await dialect.prefill(ask, self._pacer, partial=partial)
+
+    async def generate(
+        self,
+        conversation: str,
+        messages: Sequence[Wire],
+        prompt: Prompt,
+        *,
+        max_tokens: int,
+        lookahead: bool,
+        extends_main: bool = True,
+        deadline: float | None = None,
+    ) -> Generated:
+        """Let the model answer. See `Backend.generate`."""
+        dialect = await self._ready()
+        ask = Ask(conversation, chat.conversation(messages, prompt), prompt, deadline)
+        async with self._tracked(conversation if lookahead else None, dialect, prompt):
+            return await dialect.generate(
+                ask, self._pacer, max_tokens=max_tokens, lookahead=lookahead, extends_main=extends_main
+            )
+
+    async def promote(self, conversation: str) -> None:
+        """Raise the conversation's lookahead work, in place where the server can, else with a larger share."""
+        self._pacer.promote(conversation)
+        if self._dialect is not None:
+            await self._dialect.promote(conversation)
+
+    async def cancel(self, conversation: str) -> None:
+        """Cancel the conversation's `prefill` and lookahead `generate` calls, which stops them on the server."""
+        self._pacer.settle(conversation)
+        for task in tuple(self._tasks.get(conversation, ())):
+            if task is not asyncio.current_task():
+                task.cancel()
+        if self._dialect is not None:
+            await self._dialect.cancel(conversation)
+
+    def committed(self, conversation: str) -> None:
+        """Main and lookahead slot swap, from the next `route` on: call it before that."""
+        self._pacer.settle(conversation)
+        if self._dialect is not None:
+            self._dialect.committed(conversation)
+
+    def release(self, conversation: str) -> None:
+        """Free what the conversation holds."""
+        self._pacer.forget(conversation)
+        if self._dialect is not None:
+            self._dialect.release(conversation)
+
+    def main_arrived(self, conversation: str) -> None:
+        """A main request is about to be sent."""
+        self._pacer.main_arrived(conversation)
+
+    def main_first_token(self, conversation: str) -> None:
+        """It has answered its first token."""
+        self._pacer.main_first_token(conversation)
+
+    def main_done(self, conversation: str) -> None:
+        """It has ended, well or not."""
+        self._pacer.main_done(conversation)
+
+    async def count(self, messages: Sequence[Wire], prompt: Prompt) -> int | None:
+        """Tokens of a request with these messages by the server's tokenizer, or None."""
+        dialect = await self._ready()
+        return await dialect.count(Ask("", chat.conversation(messages, prompt), prompt))
+
+    @property
+    def stats(self) -> tuple[ServingStats, PacerStats]:
+        """What was done so far: by the dialect, and by the pacer."""
+        return (ServingStats() if self._dialect is None else self._dialect.stats), self._pacer.stats
+
+    async def aclose(self) -> None:
+        """Close the own client; one that was given stays open."""
+        await self._link.aclose()
+
+    # -- inside ----------------------------------------------------------------------------
+
+    async def _ready(self) -> Dialect:
+        if self._dialect is not None:
+            return self._dialect
+        if self._probing is None:
+            self._probing = asyncio.Lock()
+        async with self._probing:
+            if self._dialect is None:
+                dialect = await detect(self._link, self._options, self._dialect_name)
+                if self._auto_pacer and not dialect.paced:
+                    self._pacer = Unpaced()
+                if self._pacer.watch is None:
+                    self._pacer.watch = dialect.load
+                self._dialect = dialect
+        return self._dialect
+
+    @contextlib.asynccontextmanager
+    async def _tracked(self, conversation: str | None, dialect: Dialect, prompt: Prompt) -> AsyncGenerator[None]:
+        """Let `cancel` find the task, and say a missing model clearly."""
+        task = asyncio.current_task()
+        tasks = self._tasks.setdefault(conversation, set()) if conversation is not None else set[Any]()
+        nested = task in tasks
+        if task is not None:
+            tasks.add(task)
+        try:
+            yield
+        except BackendError as error:
+            clearer = dialect.missing_model(error, prompt)
+            if clearer is error:
+                raise
+            raise clearer from error
+        finally:
+            if not nested:
+                tasks.discard(task)
+            if conversation is not None and not self._tasks.get(conversation):
+                self._tasks.pop(conversation, None)
