@@ -62,6 +62,7 @@ class Delegation(Generic[M]):
         self._wake: asyncio.Event | None = None
         self._closed = False
         self._committed = False
+        self._touched = False
         self._future: concurrent.futures.Future[None] | None = None
         if backend is not None and lookahead:
             self._future = lane.spawn(self._run(backend))
@@ -94,10 +95,10 @@ class Delegation(Generic[M]):
         self._committed = True
         if self._future is not None:
             self._future.cancel()
-            if self._backend is not None and self.prefilled_tokens:
+            if self._backend is not None and self._touched:
                 if not instruction.startswith(self._text):
                     self._ledger.add(mispredictions=1)
-                self._lane.call(self._backend.committed, self.session)
+                self._backend.committed(self.session)
         return [*self._head, self._instruction(instruction)]
 
     async def aon_commit(self, instruction: str) -> list[M]:
@@ -118,7 +119,7 @@ class Delegation(Generic[M]):
         if not self._committed and self.prefilled_tokens:
             self._ledger.add(wasted_tokens=self.prefilled_tokens)
         if self._backend is not None:
-            self._lane.call(self._backend.release, self.session)
+            self._backend.release(self.session)
 
     async def aclose(self) -> None:
         """`cancel`, waiting for the work to have stopped."""
@@ -130,17 +131,22 @@ class Delegation(Generic[M]):
 
     # ---- what a main request tells ---------------------------------------------------------------
 
+    @property
+    def request_ready(self) -> None:
+        """The parent's first call has found out what the server is."""
+        return None
+
     def request_started(self) -> dict[str, Any]:
         """Route the sub-agent's call."""
         if self._backend is None:
             return {}
-        self._lane.call(self._backend.main_arrived, self.session)
+        self._backend.main_arrived(self.session)
         return self._backend.route(self.session, Stream.MAIN)
 
     def request_first_token(self) -> None:
         """Small pieces may run again."""
         if self._backend is not None:
-            self._lane.call(self._backend.main_first_token, self.session)
+            self._backend.main_first_token(self.session)
 
     def request_usage(self, usage: Usage) -> None:
         """What the warm-up was worth."""
@@ -152,7 +158,7 @@ class Delegation(Generic[M]):
     def request_done(self) -> None:
         """Tool time begins."""
         if self._backend is not None:
-            self._lane.call(self._backend.main_done, self.session)
+            self._backend.main_done(self.session)
 
     # ---- on the lane -----------------------------------------------------------------------------
 
@@ -189,6 +195,7 @@ class Delegation(Generic[M]):
         if not natives:
             return
         wires = [self._codec.wire(m) for m in natives]
+        self._touched = True
         usage = await backend.prefill(self.session, wires, self.prompt, partial=bool(text))
         computed = max(0, usage.prompt_tokens - (usage.cached_tokens or 0))
         self.prefilled_tokens += computed

@@ -22,6 +22,9 @@ from smoothagent.telemetry import Telemetry
 
 M = TypeVar("M")
 
+_STEP_CHARS = 400
+"""Characters a step of warming covers at least: about a hundred tokens."""
+
 
 @dataclass(frozen=True, slots=True)
 class Snapshot(Generic[M]):
@@ -116,6 +119,7 @@ class LookaheadJob(Generic[M]):
         warmed: the messages prefilled so far, a prefix of the predicted view.
         prefilled: tokens computed ahead so far.
         prefills: warming works; False after it failed for good.
+        touched: a prefill was begun, so the lookahead stream holds something.
         measured: how long it took to get ready was noted.
         transformed: done when ``la`` is there or the job has failed.
     """
@@ -137,6 +141,7 @@ class LookaheadJob(Generic[M]):
     future: concurrent.futures.Future[None] | None = None
     prefills: bool = True
     measured: bool = False
+    touched: bool = False
 
     def __post_init__(self) -> None:
         self.natives: Natives[M] = Natives(self.codec)
@@ -209,22 +214,39 @@ class LookaheadJob(Generic[M]):
         target = self._target()
         if not target or _is_prefix(target, self.warmed):
             return
-        wires = [self.natives.wire(m) for m in target]
         try:
             caps = await self.backend.caps()
             self.host.server_known(caps)
             if not caps.prefill:
                 self.prefills = False
                 return
-            with self.host.telemetry.prefill(self.conversation, model=self.prompt.model) as span:
-                usage = await self.backend.prefill(self.conversation, wires, self.prompt)
-                span.usage(usage)
+            for end in [len(target)] if caps.classes else self._steps(target):
+                await self._prefill(self.backend, target[:end])
         except BackendError as error:
             self.host.prefill_failed(error)
-            return
-        self.prefilled += usage.prompt_tokens - (usage.cached_tokens or 0)
+
+    async def _prefill(self, backend: Backend, target: list[Message]) -> None:
+        wires = [self.natives.wire(m) for m in target]
+        self.touched = True
+        with self.host.telemetry.prefill(self.conversation, model=self.prompt.model) as span:
+            usage = await backend.prefill(self.conversation, wires, self.prompt)
+            span.usage(usage)
+        self.prefilled += max(0, usage.prompt_tokens - (usage.cached_tokens or 0))
         self.warmed = target
         self.host.job_prefilled(usage)
+
+    def _steps(self, target: list[Message]) -> list[int]:
+        """Where to stop and note how far it got, on a server where a commit may have to do with half of it."""
+        same = 0
+        while same < min(len(target), len(self.warmed)) and target[same] == self.warmed[same]:
+            same += 1
+        size, ends = 0, list[int]()
+        for i in range(same, len(target)):
+            size += len(target[i].text)
+            if size >= _STEP_CHARS:
+                size = 0
+                ends.append(i + 1)
+        return ends if ends and ends[-1] == len(target) else [*ends, len(target)]
 
     def _twin(self) -> LookaheadStrategy:
         """The strategy with a frozen ``main`` and a ``la`` of its own."""

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from smoothagent.serving.backend import Usage
+from smoothagent.waiting import wrapped
+
+_ROUTE_WAIT = 1.0
+"""Seconds a conversation's first request waits for the server to say what it is: else its KV lands anywhere."""
 
 
 class RequestHost(Protocol):
     """What a main request tells its runtime."""
+
+    @property
+    def request_ready(self) -> concurrent.futures.Future[None] | None:
+        """To wait for, shortly, before the first request can be routed."""
+        ...
 
     def request_started(self) -> dict[str, Any]:
         """It is about to be sent; returns the extras for the call."""
@@ -54,6 +65,12 @@ class MainRequest:
             self._host.request_usage(read)
 
     def __enter__(self) -> Self:
+        ready = self._host.request_ready
+        if ready is not None and not _in_loop():
+            concurrent.futures.wait([ready], _ROUTE_WAIT)
+        return self._start()
+
+    def _start(self) -> Self:
         self.extras = self._host.request_started()
         return self
 
@@ -66,12 +83,23 @@ class MainRequest:
         self._host.request_done()
 
     async def __aenter__(self) -> Self:
-        return self.__enter__()
+        ready = self._host.request_ready
+        if ready is not None:
+            await asyncio.wait({wrapped(ready)}, timeout=_ROUTE_WAIT)
+        return self._start()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.__exit__(kind, error, trace)
+
+
+def _in_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def read_usage(usage: Any) -> Usage | None:

@@ -118,6 +118,7 @@ class LookaheadRuntime(Generic[M]):
         self._checked: Prompt | None = None
         self._conversation = Conversation(self.codec, tokens or EstimateCounter(), self.strategy, prompt or Prompt())
         self._observer = Observer(self.session, self.ledger, self._lane.time)
+        self._probe = self._lane.spawn(self._ask_server(backend)) if backend is not None else None
 
     # ---- the two hooks -------------------------------------------------------------------------
 
@@ -231,7 +232,7 @@ class LookaheadRuntime(Generic[M]):
             self._drop_job("closed")
             self._observer.closing()
         if self.backend is not None:
-            self._lane.call(self.backend.release, self.session)
+            self.backend.release(self.session)
         return job.future if job is not None else None
 
     # ---- committing ----------------------------------------------------------------------------
@@ -382,9 +383,9 @@ class LookaheadRuntime(Generic[M]):
             warmed = job.warmed
             self._previous = job.future
             job.cancel()
-            if self.backend is not None and job.prefilled:
-                self._lane.call(self.backend.committed, self.session)
-            if job.prefilled and report.warmed_tokens < report.known_tokens // 2:
+            if self.backend is not None and job.touched:
+                self.backend.committed(self.session)
+            if job.touched and report.warmed_tokens < report.known_tokens // 2:
                 self.ledger.add(mispredictions=1)
         self._apply(Committed(len(self._conversation.view)))
         self.last_commit = report
@@ -431,6 +432,13 @@ class LookaheadRuntime(Generic[M]):
         natives: Natives[M] = Natives(self.codec)
         natives.learn(self._conversation.view.messages, self._conversation.view.natives)
         return natives
+
+    async def _ask_server(self, backend: Backend) -> None:
+        """Find out what the server can do, so that the first request is routed right."""
+        try:
+            self.server_known(await backend.caps())
+        except BackendError as error:
+            log.debug("session %s: the server could not be asked yet: %s", self.session, error)
 
     # ---- commands ------------------------------------------------------------------------------
 
@@ -529,19 +537,25 @@ class LookaheadRuntime(Generic[M]):
 
     # ---- what a main request tells -------------------------------------------------------------
 
+    @property
+    def request_ready(self) -> concurrent.futures.Future[None] | None:
+        """Done once the server's kind is known and calls can be routed; None where there is nothing to wait for."""
+        probe = self._probe
+        return None if probe is None or probe.done() else probe
+
     def request_started(self) -> dict[str, Any]:
         """Mark and route the agent's own call; lookahead gives way."""
         self._observer.request_started()
         if self.backend is None:
             return {}
-        self._lane.call(self.backend.main_arrived, self.session)
+        self.backend.main_arrived(self.session)
         return self.backend.route(self.session, Stream.MAIN)
 
     def request_first_token(self) -> None:
         """Small pieces may run again."""
         self._observer.first_token()
         if self.backend is not None:
-            self._lane.call(self.backend.main_first_token, self.session)
+            self.backend.main_first_token(self.session)
 
     def request_usage(self, usage: Usage) -> None:
         """Calibrate the counter, settle the last commit."""
@@ -552,7 +566,7 @@ class LookaheadRuntime(Generic[M]):
     def request_done(self) -> None:
         """Tool time begins."""
         if self.backend is not None:
-            self._lane.call(self.backend.main_done, self.session)
+            self.backend.main_done(self.session)
 
 
 def _check(strategy: LookaheadStrategy, backend: Backend | None, ceiling: int | None) -> None:

@@ -1,0 +1,61 @@
+"""Each package declares what it imports, and nothing else.
+
+What only arrives through another package's dependencies may leave with its next release.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[1]
+MEMBERS = sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml"))
+# Declared and never imported: `pip` runs as a program of its own.
+RUN_AS_A_PROGRAM = {"smoothagent-bench": {"pip"}}
+
+
+def imported_modules(source: str) -> Iterator[str]:
+    """Dotted names of all absolute imports, wherever they stand."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
+
+
+def distributions_of(member: Path) -> set[str]:
+    """The distributions that `member`'s source imports, by their canonical names."""
+    owners = metadata.packages_distributions()
+    own = {path.name for path in (member / "src").iterdir()}
+    found: set[str] = set()
+    for path in member.glob("src/**/*.py"):
+        for module in imported_modules(path.read_text(encoding="utf-8")):
+            top = module.partition(".")[0]
+            if top in own or top in sys.stdlib_module_names:
+                continue
+            found |= {canonicalize_name(name) for name in providers(top, owners)}
+    return found
+
+
+def providers(top: str, owners: Mapping[str, list[str]]) -> set[str]:
+    """Who provides a top-level module; the OpenTelemetry namespace is shared, and ours import its API only."""
+    if top == "opentelemetry":
+        return {"opentelemetry-api"}
+    if top.startswith("smoothagent"):
+        return {"smoothagent-core" if top == "smoothagent" else top}
+    return set(owners.get(top, [top]))
+
+
+@pytest.mark.parametrize("member", MEMBERS, ids=lambda path: path.name)
+def test_declared_is_what_is_imported(member: Path) -> None:
+    project = tomllib.loads((member / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    declared = {canonicalize_name(Requirement(line).name) for line in project["dependencies"]}
+    assert distributions_of(member) | RUN_AS_A_PROGRAM.get(member.name, set()) == declared
