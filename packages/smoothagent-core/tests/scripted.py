@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,9 +23,32 @@ def tokens_of(wires: Sequence[Wire]) -> list[str]:
     return out
 
 
+WHO: contextvars.ContextVar[str] = contextvars.ContextVar("who", default="nobody")
+"""Set it in the caller's context: what runs on the lane must not see it."""
+
+HANG = math.inf
+"""A pause that never ends."""
+
+
+@dataclass(frozen=True)
+class Sent:
+    """One request as the server saw it arrive."""
+
+    kind: str
+    conversation: str
+    messages: list[Wire]
+    prompt: Prompt
+    lookahead: bool
+    who: str
+
+
 @dataclass
 class ScriptedBackend:
-    """Answers after ``delay`` virtual seconds; ``fault(kind, n)`` may return an exception to raise."""
+    """Answers after ``delay`` virtual seconds; ``fault(kind, n)`` may return an exception to raise.
+
+    ``pause(kind, n)`` overrides the delay of the n-th request of a kind, `HANG` for ever;
+    ``generated(n, answer)`` overrides the n-th answer. Threads that have no clock may use ``delay=0``.
+    """
 
     delay: float = 1.0
     per_token: float = 0.0
@@ -32,6 +57,10 @@ class ScriptedBackend:
     tool_calls: bool = False
     fault: Callable[[str, int], Exception | None] = lambda kind, n: None
     classes: bool = True
+    pause: Callable[[str, int], float | None] = lambda kind, n: None
+    generated: Callable[[int, Generated], Generated] = lambda n, answer: answer
+    arrived: Callable[[Sent], None] = lambda sent: None
+    sent: list[Sent] = field(default_factory=list[Sent])
     requests: list[tuple[str, list[Wire], bool]] = field(default_factory=list[tuple[str, list[Wire], bool]])
     warm: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
     prefills: int = 0
@@ -55,6 +84,7 @@ class ScriptedBackend:
     ) -> Usage:
         """Warm after a while; a cancelled prefill warms nothing."""
         self.prefills += 1
+        self._note("prefill", conversation, messages, prompt, lookahead=True)
         await self._work("prefill", self.prefills)
         tokens = tokens_of(messages)
         before = self.warm.get(conversation, [])
@@ -78,13 +108,19 @@ class ScriptedBackend:
         """Answer after a while."""
         self.generations += 1
         self.requests.append(("generate", list(messages), lookahead))
-        await self._work("generate", self.generations)
+        self._note("generate", conversation, messages, prompt, lookahead=lookahead)
+        nth = self.generations
+        await self._work("generate", nth)
         text = self.answer(messages)
-        return Generated(text, self.finish_reason, self.tool_calls, Usage(len(tokens_of(messages)), 5, 0))
+        usage = Usage(len(tokens_of(messages)), 5, 0)
+        return self.generated(nth, Generated(text, self.finish_reason, self.tool_calls, usage))
 
     async def promote(self, conversation: str) -> None:
         """Count."""
         self.promotions += 1
+        error = self.fault("promote", self.promotions)
+        if error is not None:
+            raise error
 
     async def cancel(self, conversation: str) -> None:
         """Nothing runs apart from the coroutines."""
@@ -116,10 +152,18 @@ class ScriptedBackend:
     async def aclose(self) -> None:
         """Nothing to close."""
 
+    def _note(self, kind: str, conversation: str, messages: Sequence[Wire], prompt: Prompt, *, lookahead: bool) -> None:
+        sent = Sent(kind, conversation, [dict(m) for m in messages], prompt, lookahead, WHO.get())
+        self.sent.append(sent)
+        self.arrived(sent)
+
     async def _work(self, kind: str, n: int) -> None:
+        pause = self.pause(kind, n)
         self.running += 1
         try:
-            await asyncio.sleep(self.delay)
+            if pause == HANG:
+                await asyncio.Event().wait()
+            await asyncio.sleep(self.delay if pause is None else pause)
             error = self.fault(kind, n)
             if error is not None:
                 raise error

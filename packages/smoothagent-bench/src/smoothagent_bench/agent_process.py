@@ -17,8 +17,8 @@ from pathlib import Path
 
 import httpx
 import openai
-from smoothagent.errors import SmoothAgentError
 
+from smoothagent.errors import SmoothAgentError
 from smoothagent_bench.harness import find_harness
 from smoothagent_bench.job import Assignment, Job
 from smoothagent_bench.sources import Reader

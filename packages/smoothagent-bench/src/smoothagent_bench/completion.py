@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
 from openai import AsyncOpenAI
+
 from smoothagent.errors import BackendProtocolError
 
 
@@ -93,7 +95,7 @@ async def stream_reply(
     return Reply(
         "".join(pieces),
         arrivals[0] - started,
-        tuple(b - a for a, b in zip(arrivals, arrivals[1:], strict=False)),
+        tuple(b - a for a, b in itertools.pairwise(arrivals)),
         usage.prompt_tokens,
         None if details is None else details.cached_tokens,
         usage.completion_tokens,

@@ -14,9 +14,10 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import httpx
+
 from smoothagent.errors import BackendUnreachableError, ConfigurationError
 
 ALIAS = "smollm2"

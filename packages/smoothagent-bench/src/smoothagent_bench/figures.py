@@ -114,7 +114,7 @@ class Runs:
     def __init__(self, rows: Iterable[Row]) -> None:
         self._runs = {(r[0].mode, r[0].run, r[0].agent): r for r in by_run(list(rows))}
 
-    def keys(self) -> list[tuple[int, int]]:
+    def compared(self) -> list[tuple[int, int]]:
         """(run, agent) of all that were run with lookahead, in order."""
         return sorted((run, agent) for mode, run, agent in self._runs if mode == "lookahead")
 
@@ -134,7 +134,7 @@ class Runs:
 def pairs(runs: Runs) -> list[Pair]:
     """All commits that were made in both modes and have an ordinary turn to compare with."""
     out: list[Pair] = []
-    for key in runs.keys():
+    for key in runs.compared():
         both = zip(episodes(runs.of("lookahead", key)), episodes(runs.of("sync", key)), strict=False)
         for ahead, plain in both:
             la_ord, sync_ord = (_ordinary(runs, key, e) for e in (ahead, plain))
@@ -168,7 +168,7 @@ def ordinary_twins(runs: Runs) -> list[Twin]:
     a shorter context does not flatter lookahead. Turns of an episode, in either mode, are not ordinary.
     """
     out: list[Twin] = []
-    for key in runs.keys():
+    for key in runs.compared():
         ahead = runs.of("lookahead", key)
         first = min((e.first for e in episodes(ahead)), default=len(ahead))
         none = {r.turn: r for r in runs.of("none", key)}
@@ -249,11 +249,11 @@ def prefilled_tokens(rows: Iterable[Row]) -> int | None:
     The request of a synchronous summary is not the agent's own call and is not in it: with a prefix cache
     that is one question.
     """
-    total = 0
+    total: int | None = None
     for row in rows:
         if row.cached_tokens is None:
             return None
-        total += row.prompt_tokens - row.cached_tokens + row.background_prefilled
+        total = (total or 0) + row.prompt_tokens - row.cached_tokens + row.background_prefilled
     return total
 
 
@@ -264,6 +264,47 @@ def wasted_token_ratio(rows: Iterable[Row]) -> float | None:
         background += row.background_prefilled + row.background_generated
         wasted += row.wasted
     return min(1.0, wasted / background) if background else None
+
+
+class WindowFit(NamedTuple):
+    """How a window of one size fares.
+
+    Attributes:
+        label: the strategy's label.
+        window_tokens: median prompt after a commit.
+        prefill_s: median synchronous transform turn: prefill of the window.
+        hiding_s: median time to hide it in: the reply's decoding and the tool.
+        r: median R.
+    """
+
+    label: str
+    window_tokens: float
+    prefill_s: float
+    hiding_s: float
+    r: float
+
+
+def window_fits(rows: Sequence[Row], tool_seconds: float) -> list[WindowFit]:
+    """The sliding windows of different sizes, smallest first: where prefill(window) stops fitting."""
+    out: list[WindowFit] = []
+    for label in dict.fromkeys(r.strategy for r in rows if r.strategy.startswith("sliding-window")):
+        mine = [r for r in rows if r.strategy == label]
+        runs = Runs(mine)
+        compared = pairs(runs)
+        commits = [r for r in runs.all("sync") if r.commit]
+        if not compared or not commits:
+            continue
+        decode = [r.tbt_mean_s * r.completion_tokens for r in runs.all("none")]
+        out.append(
+            WindowFit(
+                label,
+                statistics.median(r.prompt_tokens for r in commits),
+                statistics.median(r.turn_s for r in commits),
+                statistics.median(decode) + tool_seconds,
+                statistics.median(p.r for p in compared),
+            )
+        )
+    return sorted(out, key=lambda f: f.window_tokens)
 
 
 def p99(values: Sequence[float]) -> float | None:

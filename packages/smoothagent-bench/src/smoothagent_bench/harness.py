@@ -11,9 +11,9 @@ from pathlib import Path
 
 import httpx
 from openai import AsyncOpenAI
+
 from smoothagent import Delegation, LookaheadRuntime, OpenAIBackend, Prompt
 from smoothagent.errors import ConfigurationError
-
 from smoothagent_bench import tool
 from smoothagent_bench.completion import Reply, stream_reply
 from smoothagent_bench.job import Assignment, Harness
@@ -49,9 +49,7 @@ class PlainHarness:
         """A row a turn; the last one after the runtime was closed."""
         job = assignment.job
         # llama.cpp drops about one in 60 kept-alive connections; a retry would spoil a measurement.
-        http = httpx.AsyncClient(
-            trust_env=False, timeout=600, limits=httpx.Limits(max_keepalive_connections=0)
-        )
+        http = httpx.AsyncClient(trust_env=False, timeout=600, limits=httpx.Limits(max_keepalive_connections=0))
         async with http:
             client = AsyncOpenAI(base_url=job.base_url, api_key=job.api_key, http_client=http, max_retries=0)
             async with aclosing(PlainAgent(assignment, client).turns()) as turns:

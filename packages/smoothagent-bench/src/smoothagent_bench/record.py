@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from smoothagent.errors import ConfigurationError, StoreUnavailableError
 
@@ -83,9 +83,10 @@ class Row:
     @staticmethod
     def decode(line: str) -> Row:
         """Read what `encode` wrote; unknown fields are ignored. Raises ValueError where it is no row."""
-        data = json.loads(line)
-        if not isinstance(data, dict):
+        raw = json.loads(line)
+        if not isinstance(raw, dict):
             raise ValueError(f"not a row: {line[:80]!r}")
+        data = cast("dict[str, Any]", raw)
         try:
             return Row(**{k: v for k, v in data.items() if k in _FIELDS})
         except TypeError as error:
@@ -166,6 +167,11 @@ class ResultsFile:
                 os.fsync(out.fileno())
         except OSError as error:
             raise StoreUnavailableError(f"cannot write results to {self.path}: {error}; free space there") from error
+
+    def clear(self) -> None:
+        """Start anew."""
+        self._rewrite("")
+        (self.path.parent / "settings.json").unlink(missing_ok=True)
 
     def _rewrite(self, text: str) -> None:
         part = self.path.with_suffix(".part")

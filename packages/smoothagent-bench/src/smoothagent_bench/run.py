@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from smoothagent.errors import BackendError
-
 from smoothagent_bench.job import Job
 from smoothagent_bench.record import MODES, Group, ResultsFile, Row
 from smoothagent_bench.sources import lay_out

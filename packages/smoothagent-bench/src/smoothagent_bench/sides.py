@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from smoothagent import CommitReport, Delegation, Ledger, LookaheadRuntime, MainRequest, Usage
-
 from smoothagent_bench.record import Row
 from smoothagent_bench.tokens import Wire
 
@@ -207,6 +207,8 @@ class Meter:
 
 class _FixedSlot:
     """A request's host that only routes."""
+
+    request_ready: Future[None] | None = None
 
     def __init__(self, slot: int | None) -> None:
         self._slot = slot

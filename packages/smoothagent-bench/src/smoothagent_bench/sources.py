@@ -52,7 +52,9 @@ def lay_out(workspace: Path) -> list[str]:
     """
     missing = [name for name in COMMANDS if shutil.which(name) is None]
     if missing:
-        raise ConfigurationError(f"the agent's commands {', '.join(missing)} are not on PATH: install coreutils and sed")
+        raise ConfigurationError(
+            f"the agent's commands {', '.join(missing)} are not on PATH: install coreutils and sed"
+        )
     library = Path(sysconfig.get_path("stdlib"))
     files: list[str] = []
     for package in PACKAGES:
@@ -65,7 +67,9 @@ def lay_out(workspace: Path) -> list[str]:
             shutil.copyfile(source, target)
             files.append(name)
     if len(files) < len(PACKAGES):
-        raise ConfigurationError(f"found {len(files)} source files in {library}: the benchmark reads Python's own sources")
+        raise ConfigurationError(
+            f"found {len(files)} source files in {library}: the benchmark reads Python's own sources"
+        )
     return sorted(files)
 
 

@@ -10,7 +10,6 @@ from smoothagent import KeepRecent, LookaheadStrategy, Offload, OffloadStore, Sl
 from smoothagent.errors import ConfigurationError
 from smoothagent.message import Message, leading_system
 from smoothagent.strategy import CutStrategy, Prediction
-
 from smoothagent_bench.workload import Profile
 
 KINDS = ("offload", "keep-recent", "sliding-window", "summarize", "isolate")
@@ -70,9 +69,7 @@ def build(variant: Variant, profile: Profile, store: Path) -> LookaheadStrategy:
         case "offload":
             # The agent's decisions are scripted, so nothing would call the read-back tool; without its
             # definition the prompts of all strategies and modes are the same.
-            return Offload(
-                profile.hard, keep=profile.keep_outputs, store=OffloadStore(store), allow_unreadable=True
-            )
+            return Offload(profile.hard, keep=profile.keep_outputs, store=OffloadStore(store), allow_unreadable=True)
         case "keep-recent":
             return KeepRecent(profile.keep_turns, at_turns=profile.at_turns)
         case "sliding-window":

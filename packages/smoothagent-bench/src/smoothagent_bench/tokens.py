@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, cast
 
 import httpx
+
 from smoothagent.errors import BackendProtocolError, BackendUnreachableError
 from smoothagent.message import Message, ToolCall
 from smoothagent.prompt import Prompt
@@ -103,9 +104,7 @@ class UsageRenderer:
         return sum(self._scaffolding + self.text(_all_text(m)) for m in messages)
 
     def _ask(self, messages: Sequence[Wire]) -> int:
-        answer = _post(
-            self._http, "v1/chat/completions", {"model": self._model, "messages": messages, "max_tokens": 1}
-        )
+        answer = _post(self._http, "v1/chat/completions", {"model": self._model, "messages": messages, "max_tokens": 1})
         return int(answer["usage"]["prompt_tokens"])
 
 
@@ -236,6 +235,4 @@ def counting_client(base_url: str) -> httpx.Client:
     """
     root = base_url.rstrip("/").removesuffix("/v1")
     # llama.cpp drops about one in 60 kept-alive connections.
-    return httpx.Client(
-        base_url=root, trust_env=False, timeout=60, limits=httpx.Limits(max_keepalive_connections=0)
-    )
+    return httpx.Client(base_url=root, trust_env=False, timeout=60, limits=httpx.Limits(max_keepalive_connections=0))

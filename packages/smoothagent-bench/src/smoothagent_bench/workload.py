@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from smoothagent.errors import ConfigurationError
 from smoothagent.message import Message, ToolCall
-
 from smoothagent_bench import tool
 from smoothagent_bench.sources import Read, Reader
 from smoothagent_bench.tokens import ServerTokens, wire_message

@@ -61,13 +61,15 @@ class State:
     Attributes:
         job: the lookahead in flight or ready.
         next_id: number of the next job.
-        barred: history length above which a new attempt is allowed: set after a failure or a
-            transformation that saved too little, so that nothing repeats without new tokens.
+        failed: history length at which the last attempt failed or saved too little; nothing is
+            tried again without new messages. -1: none did.
+        barred: history length above which it is tried again before the ceiling forces it.
         failures: attempts that failed in a row; each doubles the messages to wait.
     """
 
     job: Job | None = None
     next_id: int = 1
+    failed: int = -1
     barred: int = -1
     failures: int = 0
 
@@ -221,13 +223,15 @@ def step(state: State, event: Event) -> tuple[State, Commands]:
         case SynchronousFailed(length=length):
             return _bar(replace(state, job=None), length), ()
         case Committed(length=length, worthwhile=worthwhile):
-            return replace(state, job=None, failures=0, barred=-1 if worthwhile else length), ()
+            at = -1 if worthwhile else length
+            return replace(state, job=None, failures=0, failed=at, barred=at), ()
         case _:
             raise TypeError(f"unknown event {event!r}")
 
 
 def _boundary(state: State, event: Boundary) -> tuple[State, Commands]:
     commands: list[Command] = []
+    state = _unbarred(state, event.length)
     if state.job is not None and _stale(state.job, event.at_job, event.prompt, event.length):
         commands.append(Command(Do.CANCEL, state.job.id, "stale"))
         state = replace(state, job=None)
@@ -250,12 +254,13 @@ def _boundary(state: State, event: Boundary) -> tuple[State, Commands]:
 
 def _commit_point(state: State, event: CommitPoint) -> tuple[State, Commands]:
     commands: list[Command] = []
+    state = _unbarred(state, event.length)
     if state.job is not None and _stale(state.job, event.at_job, event.prompt, event.length):
         commands.append(Command(Do.CANCEL, state.job.id, "stale"))
         state = replace(state, job=None)
     job = state.job
     ready = job is not None and (job.stage is Stage.READY or (job.stage is Stage.WARMING and event.warm))
-    if not event.due or event.length <= state.barred:
+    if not event.due or event.length <= (state.failed if event.at_ceiling else state.barred):
         return state, (*commands, Command(Do.PROCEED))
     if job is None:
         return state, (*commands, Command(Do.SYNCHRONOUS, why="nothing started"))
@@ -305,4 +310,9 @@ def _stale(job: Job, at_job: str, prompt: str, length: int) -> bool:
 
 def _bar(state: State, length: int) -> State:
     failures = state.failures + 1
-    return replace(state, failures=failures, barred=length + min(2**failures, 64) - 2)
+    return replace(state, failures=failures, failed=length, barred=length + min(2**failures, 64) - 2)
+
+
+def _unbarred(state: State, length: int) -> State:
+    """A bar is of one history: a shorter one is another."""
+    return replace(state, failures=0, failed=-1, barred=-1) if length < state.failed else state

@@ -96,14 +96,28 @@ class Connection:
             self._check_suspended(path)
 
         async def call() -> object:
-            return cast(
-                "object",
-                await self._open().post(self._url(path), body=dict(body), cast_to=object, options=self._options()),
-            )
+            try:
+                return await send(dict(body))
+            except UnicodeEncodeError:
+                return await send(sendable(body))
+
+        async def send(body: object) -> object:
+            answer = await self._open().post(self._url(path), body=body, cast_to=object, options=self._options())
+            return cast("object", answer)
 
         answer = await self._whole("POST", path, call, timeout)
         self._strikes = 0
         return expect_object(answer, f"POST {self._url(path, shown=True)}")
+
+    async def post_quietly(self, path: str, body: Mapping[str, Any]) -> None:
+        """POST for its effect; whatever is answered, text or an error, is of no interest."""
+        with contextlib.suppress(BackendError):
+            await self._whole(
+                "POST",
+                path,
+                lambda: self._open().post(self._url(path), body=dict(body), cast_to=object, options=self._options()),
+                None,
+            )
 
     @contextlib.asynccontextmanager
     async def stream(
@@ -114,9 +128,15 @@ class Connection:
             self._check_suspended(path)
 
         async def call() -> AsyncStream[object]:
+            try:
+                return await send({**body, "stream": True})
+            except UnicodeEncodeError:
+                return await send(sendable({**body, "stream": True}))
+
+        async def send(body: object) -> AsyncStream[object]:
             return await self._open().post(
                 self._url(path),
-                body={**body, "stream": True},
+                body=body,
                 cast_to=object,
                 options=self._options(),
                 stream=True,
@@ -291,6 +311,17 @@ def _header(headers: Mapping[str, str]) -> float | None:
     except ValueError:
         at = email.utils.parsedate_to_datetime(value)
         return max(0.0, (at - datetime.now(UTC)).total_seconds())
+
+
+def sendable(value: object) -> object:
+    """``value`` with lone surrogates replaced: JSON in UTF-8 cannot carry them, and no server accepts them."""
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, Mapping):
+        return {k: sendable(v) for k, v in cast("Mapping[str, object]", value).items()}
+    if isinstance(value, list | tuple):
+        return [sendable(v) for v in cast("list[object]", value)]
+    return value
 
 
 def expect_object(answer: object, what: str) -> Mapping[str, Any]:

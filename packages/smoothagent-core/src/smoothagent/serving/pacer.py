@@ -105,7 +105,8 @@ class Pacer:
         share: most that pieces add to the time between a main request's tokens, as a fraction.
         promoted_share: the same while a promoted conversation is in a hurry.
         foreign_patience: seconds to wait for another process's prefill before one small piece runs anyway.
-        watch: tells the other processes' load; None where the server cannot tell.
+        watch: tells the other processes' load, given how many requests of this one decode; None where the
+            server cannot tell.
     """
 
     def __init__(
@@ -116,7 +117,7 @@ class Pacer:
         share: float = 0.25,
         promoted_share: float = 0.5,
         foreign_patience: float = 10.0,
-        watch: Callable[[], Awaitable[Load | None]] | None = None,
+        watch: Callable[[int], Awaitable[Load | None]] | None = None,
     ) -> None:
         self.idle_piece = idle_piece
         self.decode_piece = decode_piece
@@ -308,7 +309,7 @@ class Pacer:
         load: Load | None = None
         try:
             if self.watch is not None and self._now() >= self._looked_at + LOOK_AGAIN:
-                load = await self.watch()
+                load = await self.watch(self._decoding.total())
         except BackendError:
             # A server that cannot tell its state can still do the piece; if not, the piece says so.
             load = None
@@ -360,9 +361,15 @@ class Pacer:
         if kind is Kind.DECODE and beside:
             per_token = self._beside_token()
             return min(FIRST_DECODE * 8, int(seconds / per_token)) if per_token else FIRST_DECODE
-        cost, first = (self._decode_idle, FIRST_DECODE) if kind is Kind.DECODE else (self._prefill, FIRST_PREFILL)
-        tokens = cost.tokens(seconds)
-        return first if tokens is None else tokens
+        tokens = self._cost(kind, beside).tokens(seconds)
+        if tokens is None:
+            return FIRST_DECODE if kind is Kind.DECODE else FIRST_PREFILL
+        return tokens
+
+    def _cost(self, kind: Kind, beside: bool) -> LinearCost:
+        if kind is Kind.DECODE:
+            return self._decode_beside if beside else self._decode_idle
+        return self._prefill
 
     def _beside_token(self) -> float:
         """Seconds one more decoded token adds to a main request that decodes in the same batches."""
@@ -476,7 +483,7 @@ class Unpaced:
 
     def __init__(self) -> None:
         self.stats = PacerStats()
-        self.watch: Callable[[], Awaitable[Load | None]] | None = None
+        self.watch: Callable[[int], Awaitable[Load | None]] | None = None
 
     def main_arrived(self, conversation: str) -> None:
         """Nothing to do."""

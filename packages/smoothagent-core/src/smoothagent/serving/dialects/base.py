@@ -88,8 +88,9 @@ class Dialect(ABC):
         """Whether this process must pace its lookahead work."""
         return True
 
-    async def load(self) -> Load | None:
-        """What other processes have on the server; None where it cannot tell."""
+    async def load(self, own: int) -> Load | None:
+        """What other processes have on the server, beside ``own`` running requests; None where it cannot tell."""
+        del own
         return None
 
     # -- requests --------------------------------------------------------------------------

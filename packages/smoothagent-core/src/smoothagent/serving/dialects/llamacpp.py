@@ -127,8 +127,9 @@ class LlamaCpp(Dialect):
             notes=tuple(self.notes.values()),
         )
 
-    async def load(self) -> Load | None:
+    async def load(self, own: int) -> Load | None:
         """Slots at work that no conversation of this process leases."""
+        del own
         if not self._sees_slots:
             return None
         slots = self._look_at(await self.link.get("~/slots"))

@@ -1,0 +1,99 @@
+"""A server of the user's own: is it there, what does it serve, how large is its window?"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import httpx
+
+from smoothagent.errors import BackendProtocolError, BackendUnreachableError, ConfigurationError
+from smoothagent_bench.run import Server
+
+WINDOW_FIELDS = ("max_model_len", "context_length", "context_window")
+"""What servers call a model's window in ``/v1/models``: vLLM and SGLang, then others."""
+
+
+def find_server(
+    base_url: str,
+    model: str | None,
+    *,
+    api_key: str = "none",
+    window: int | None = None,
+    client: httpx.Client | None = None,
+) -> Server:
+    """Ask a server what it has.
+
+    Args:
+        base_url: its URL; ``/v1`` is added if missing.
+        model: the model to use; None: the only one it has.
+        api_key: what it asks for.
+        window: tokens of context; None: what it says.
+        client: for tests.
+
+    Raises:
+        BackendUnreachableError: nothing answers there.
+        BackendProtocolError: what answers is no OpenAI-compatible server.
+        ConfigurationError: it does not have the model, or does not say its window.
+    """
+    url = base_url.rstrip("/")
+    url = url if url.endswith("/v1") else f"{url}/v1"
+    with client or httpx.Client(trust_env=False, timeout=20) as http:
+        http.headers["Authorization"] = f"Bearer {api_key}"
+        entry = _choose(_models(http, url), model, url)
+        props = _llama_cpp(http, url.removesuffix("/v1"))
+    window = window or _window(entry, props)
+    if window is None:
+        raise ConfigurationError(f"{url} does not say how large the window of {entry['id']} is: pass --window N")
+    return Server(url, str(entry["id"]), window, int(props.get("total_slots", 0)), api_key)
+
+
+def _models(http: httpx.Client, url: str) -> list[dict[str, Any]]:
+    try:
+        answer = http.get(f"{url}/models")
+        answer.raise_for_status()
+        data = answer.json()["data"]
+    except httpx.TransportError as error:
+        raise BackendUnreachableError(f"nothing answers at {url}: {error}; is the server running there?") from error
+    except httpx.InvalidURL as error:
+        raise ConfigurationError(f"--base-url {url} is no URL: {error}") from error
+    except httpx.HTTPStatusError as error:
+        raise BackendProtocolError(
+            f"{url}/models answered {error.response.status_code}: --base-url must be an OpenAI-compatible API, with /v1"
+        ) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise BackendProtocolError(
+            f"{url}/models did not answer a list of models: is it an OpenAI-compatible API?"
+        ) from error
+    return [dict(entry) for entry in data]
+
+
+def _choose(entries: list[dict[str, Any]], model: str | None, url: str) -> dict[str, Any]:
+    names = [str(e.get("id")) for e in entries]
+    if model is None and len(entries) == 1:
+        return entries[0]
+    for entry in entries:
+        if model is not None and model == entry.get("id"):
+            return entry
+    have = ", ".join(names[:8]) or "none"
+    wanted = f"{url} has no model {model!r}" if model is not None else f"{url} has {len(entries)} models"
+    raise ConfigurationError(f"{wanted}: pass --model with one of {have}")
+
+
+def _llama_cpp(http: httpx.Client, root: str) -> dict[str, Any]:
+    """llama.cpp's properties; empty for any other server."""
+    try:
+        answer = http.get(f"{root}/props")
+        data: object = answer.json() if answer.is_success else {}
+    except (httpx.TransportError, ValueError):
+        return {}
+    return cast("dict[str, Any]", data) if isinstance(data, dict) and "total_slots" in data else {}
+
+
+def _window(entry: dict[str, Any], props: dict[str, Any]) -> int | None:
+    settings = cast("dict[str, Any]", props.get("default_generation_settings") or {})
+    if isinstance(settings.get("n_ctx"), int):
+        return int(settings["n_ctx"])
+    for name in WINDOW_FIELDS:
+        if isinstance(entry.get(name), int):
+            return int(entry[name])
+    return None

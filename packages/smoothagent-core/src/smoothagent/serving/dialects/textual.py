@@ -1,0 +1,272 @@
+"""Servers with a shared prefix cache, asked through chat completions: SGLang, vLLM and hosted ones.
+
+A prefill there is a chat request of which the answer is thrown away. In pieces it is the same request
+with the conversation's text cut short: each piece finds the one before it in the cache.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from smoothagent.errors import BackendRefusedError, RateLimitedError
+from smoothagent.serving import chat
+from smoothagent.serving.backend import Generated, Usage, Wire
+from smoothagent.serving.connection import Connection
+from smoothagent.serving.dialects.base import Ask, Dialect, Options, rows
+from smoothagent.serving.dialects.streamed import Answer, answer_streamed, usage
+from smoothagent.serving.pacer import Kind, Pacing
+
+CHARS_PER_TOKEN = 3.5
+"""Until the server's own counts say better."""
+MISSES_TO_STOP = 3
+"""Pieces in a row that found nothing of the piece before them in the cache, until warming is switched off."""
+
+
+class Textual(Dialect):
+    """Dialect of servers that take text and find prefixes by themselves."""
+
+    continues: ClassVar[bool] = False
+    """The server continues a last assistant message, so that an answer can be made in pieces."""
+
+    def __init__(self, link: Connection, options: Options, served: Sequence[str]) -> None:
+        super().__init__(link, options, served)
+        self.least = 1
+        """Fewest tokens of a piece: a block of the prefix cache."""
+        self.reply_tokens = 1
+        """``max_tokens`` of a prefill: 0 where the server takes it."""
+        self.hits = True
+        self.reports_cached: bool | None = None
+        self._misses = 0
+        self._chars_per_token = CHARS_PER_TOKEN
+        self._warm: dict[str, list[str]] = {}
+
+    # -- what a server adds ----------------------------------------------------------------
+
+    def marks(self, ask: Ask) -> dict[str, Any]:
+        """Fields that mark a request as best-effort."""
+        del ask
+        return {}
+
+    def open_ended(self, *, cut: bool) -> dict[str, Any]:
+        """Fields that keep the template from closing a prefix, ``cut`` inside a message or not."""
+        del cut
+        return {}
+
+    def suppress_tools(self) -> dict[str, Any]:
+        """Fields that keep an answer from calling tools without changing the prompt."""
+        return {"tool_choice": "none"}
+
+    def learn(self, error: BackendRefusedError) -> bool:
+        """Whether the request is to be sent again, without what the server has just refused."""
+        if self.reply_tokens == 0 and "max_tokens" in str(error):
+            self.reply_tokens = 1
+            return True
+        return False
+
+    # -- prefill ---------------------------------------------------------------------------
+
+    async def prefill(self, ask: Ask, pacer: Pacing, *, partial: bool) -> Usage:
+        """Bring the messages into the prefix cache, piece by piece where pieces are paced."""
+        texts = [_flat(m) for m in ask.messages]
+        total = sum(map(len, texts))
+        done = common_chars(self._warm.get(ask.conversation, []), texts)
+        seen = Usage(cached_tokens=0)
+        before = 0
+        computed = 0
+        while done < total and self.hits:
+            async with pacer.piece(ask.conversation, Kind.PREFILL, least=self.least) as grant:
+                upto = min(total, done + max(1, int(grant.tokens * self._chars_per_token)))
+                messages, cut = cut_at(ask.messages, texts, upto)
+                seen = await self._prefill_once(ask, messages, cut=cut or (partial and upto == total))
+                new = max(0, seen.prompt_tokens - (before if seen.cached_tokens is None else seen.cached_tokens))
+                grant.report(new)
+                computed += new
+                self._watch_hits(seen, before)
+                before = seen.prompt_tokens
+                done = upto
+                self._warm[ask.conversation] = _first_chars(texts, upto)
+                if seen.prompt_tokens:
+                    self._chars_per_token = upto / seen.prompt_tokens
+        self.stats.prefills += 1
+        return Usage(seen.prompt_tokens, 0, max(0, seen.prompt_tokens - computed))
+
+    async def _prefill_once(self, ask: Ask, messages: Sequence[Wire], *, cut: bool) -> Usage:
+        while True:
+            body = {
+                **chat.fields(ask.prompt, sampling=False),
+                "model": self.model(ask.prompt),
+                "messages": list(messages),
+                "max_tokens": self.reply_tokens,
+                "temperature": 0,
+                **self.open_ended(cut=cut),
+                **self.marks(ask),
+            }
+            try:
+                answer = await self.link.post("/chat/completions", body)
+            except RateLimitedError:
+                raise
+            except BackendRefusedError as error:
+                if not self.learn(error):
+                    raise
+                continue
+            return usage(answer.get("usage"))
+
+    def _watch_hits(self, seen: Usage, before: int) -> None:
+        """Notice a server that finds nothing again, or does not say what it found."""
+        if before < 2 * self.least + 64:
+            return
+        self.reports_cached = self.reports_cached or seen.cached_tokens is not None
+        if seen.cached_tokens is None:
+            return
+        self._misses = self._misses + 1 if seen.cached_tokens == 0 else 0
+        self.stats.lost += seen.cached_tokens < before // 2
+        if self._misses >= MISSES_TO_STOP:
+            self.hits = False
+            self.notes["hits"] = (
+                f"{self.server}: {MISSES_TO_STOP} prefixes in a row were not found in the server's prefix cache "
+                f"(cached_tokens 0 of {before}): nothing is warmed any more. Check that prefix caching is on and large "
+                "enough."
+            )
+
+    # -- answers ---------------------------------------------------------------------------
+
+    async def generate(
+        self, ask: Ask, pacer: Pacing, *, max_tokens: int, lookahead: bool, extends_main: bool
+    ) -> Generated:
+        """One streamed completion, or continuations of a few tokens where lookahead work is paced."""
+        self.stats.answers += 1
+        if lookahead and self.paced and self.continues:
+            if not extends_main:
+                await self.prefill(ask, pacer, partial=False)
+            answer = await self._in_pieces(ask, pacer, max_tokens)
+            if answer is not None:
+                return answer
+        while True:
+            try:
+                body = self._question(ask, max_tokens, lookahead=lookahead)
+                return await answer_streamed(
+                    self.link, body, pacer, background=lookahead, conversation=ask.conversation
+                )
+            except RateLimitedError:
+                raise
+            except BackendRefusedError as error:
+                if not self.learn(error):
+                    raise
+
+    def _question(self, ask: Ask, max_tokens: int, *, lookahead: bool) -> dict[str, Any]:
+        fields = chat.fields(ask.prompt, sampling=True)
+        for name in ("stop", "ignore_eos", "response_format", "json_schema", "logit_bias"):
+            fields.pop(name, None)
+        return {
+            "temperature": 0,
+            **fields,
+            "model": self.model(ask.prompt),
+            "messages": list(ask.messages),
+            "max_tokens": max_tokens,
+            "stream_options": {"include_usage": True},
+            **(self.suppress_tools() if ask.prompt.tools else {}),
+            **(self.marks(ask) if lookahead else {}),
+        }
+
+    async def _in_pieces(self, ask: Ask, pacer: Pacing, max_tokens: int) -> Generated | None:
+        """The answer as continuations; None where the model reasons first, which cannot be continued."""
+        answer = Answer()
+        written = prompt = computed = 0
+        while written < max_tokens and not answer.tool_calls:
+            async with pacer.piece(ask.conversation, Kind.DECODE) as grant:
+                body = self._question(ask, min(max_tokens - written, grant.tokens), lookahead=True)
+                if answer.text:
+                    body["messages"] = [*ask.messages, {"role": "assistant", "content": answer.text}]
+                    body |= {"continue_final_message": True, "add_generation_prompt": False}
+                answer.finish_reason, before = None, answer.events
+                try:
+                    async with self.link.stream("/chat/completions", body) as events:
+                        async for event in events:
+                            if answer.take(event):
+                                written += 1
+                                grant.report(1)
+                except RateLimitedError:
+                    raise
+                except BackendRefusedError as error:
+                    if not self.learn(error):
+                        raise
+                    continue
+                if answer.events > before and not answer.text and not answer.tool_calls:
+                    return None
+                if answer.usage is not None:
+                    prompt = prompt or answer.usage.prompt_tokens
+                    computed += answer.usage.prompt_tokens - (answer.usage.cached_tokens or 0)
+            if not grant.preempted and answer.finish_reason != "length":
+                break
+        answer.usage = Usage(max(prompt, computed), written, max(0, prompt - computed))
+        return answer.generated()
+
+    def release(self, conversation: str) -> None:
+        """Forget what was warmed."""
+        self._warm.pop(conversation, None)
+
+    def committed(self, conversation: str) -> None:
+        """The cache is shared by all streams: nothing moves."""
+
+
+def _flat(message: Wire) -> str:
+    """A message as characters to be counted and compared; its text, if it can be cut, comes last."""
+    text = chat.text_of(message)
+    rest = {k: v for k, v in message.items() if text is None or k != "content"}
+    return json.dumps(rest, sort_keys=True, default=repr) + (text or "")
+
+
+def cut_at(messages: Sequence[Wire], texts: Sequence[str], chars: int) -> tuple[list[Wire], bool]:
+    """The first ``chars`` characters of a conversation as messages, and whether the last one is cut.
+
+    What is not plain text cannot be cut and is taken whole.
+    """
+    out: list[Wire] = []
+    for message, flat in zip(messages, texts, strict=True):
+        text = chat.text_of(message)
+        if len(flat) > chars and text is not None and not rows(message.get("tool_calls")):
+            # A message of which only the frame would fit is begun with one character.
+            keep = max(1, chars - (len(flat) - len(text)))
+            return [*out, chat.with_text(message, text[:keep])], keep < len(text)
+        out.append(message)
+        chars -= len(flat)
+        if chars <= 0:
+            break
+    return out, False
+
+
+def common_chars(warm: Sequence[str], texts: Sequence[str]) -> int:
+    """Characters at the start of ``texts`` that ``warm`` begins with, too."""
+    done = 0
+    for old, new in zip(warm, texts, strict=False):
+        if old != new:
+            n = min(len(old), len(new))
+            same = n if old[:n] == new[:n] else next(i for i in range(n) if old[i] != new[i])
+            return done + same
+        done += len(new)
+    return done
+
+
+def _first_chars(texts: Sequence[str], chars: int) -> list[str]:
+    out: list[str] = []
+    for text in texts:
+        if chars <= 0:
+            break
+        out.append(text[:chars])
+        chars -= len(text)
+    return out
+
+
+def priority_below(default: int, *, low_first: bool) -> int:
+    """The priority of best-effort requests where others have ``default``: the one place that knows the polarity.
+
+    vLLM serves lower numbers first, SGLang higher ones unless ``--schedule-low-priority-values-first``.
+    """
+    return default + 1 if low_first else default - 1
+
+
+def flags(info: Mapping[str, Any], *names: str) -> list[bool | None]:
+    """Boolean settings out of a server's self-description; None where it does not name one."""
+    return [value if isinstance(value := info.get(name), bool) else None for name in names]
