@@ -30,7 +30,17 @@ def main() -> int:
                 *("--only-binary", ":all:", "--editable", ".[bench]", "--group", "test"),
             ],
             ["uv", "pip", "list", "--python", python],
-            [python, "-m", "pytest", "-p", "no:cacheprovider", "-m", "not engine", *sys.argv[1:]],
+            [
+                python,
+                "-m",
+                "pytest",
+                "-p",
+                "no:cacheprovider",
+                "-m",
+                "not engine",
+                "--hypothesis-profile=few",
+                *sys.argv[1:],
+            ],
         ]
         for command in commands:
             words = [str(word) for word in command]

@@ -105,7 +105,7 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
         finally:
             self._jumping.hold(-1)
 
-    def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]
+    def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:
         """As the base class does, with the clock held until the thread is done."""
         future = super().run_in_executor(executor, func, *args)
         self._jumping.hold(1)

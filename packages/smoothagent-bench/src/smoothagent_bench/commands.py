@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -210,7 +210,7 @@ def _announce(plan: Plan, server: Server, console: Console) -> None:
 
 
 @contextlib.contextmanager
-def _server(order: Order, console: Console) -> Iterator[Server]:
+def _server(order: Order, console: Console) -> Generator[Server]:
     """The server to measure: the user's own, or the embedded engine for as long as the block runs."""
     if order.base_url is not None:
         yield find_server(order.base_url, order.model, api_key=order.api_key, window=order.window)

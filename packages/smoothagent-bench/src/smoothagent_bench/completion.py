@@ -6,7 +6,7 @@ import itertools
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from openai import AsyncOpenAI
 
@@ -70,7 +70,7 @@ async def stream_reply(
     """
     started = time.perf_counter()
     stream: Any = await client.chat.completions.create(
-        **cast("dict[str, Any]", dict(request)), stream=True, stream_options={"include_usage": True}
+        **dict(request), stream=True, stream_options={"include_usage": True}
     )
     pieces: list[str] = []
     arrivals: list[float] = []

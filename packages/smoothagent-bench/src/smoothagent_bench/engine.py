@@ -182,7 +182,7 @@ class EmbeddedEngine:
             while time.monotonic() < deadline:
                 self._started()
                 try:
-                    if client.get(f"{address}/health").status_code == httpx.codes.OK:
+                    if client.get(f"{address}/health").is_success:
                         return
                 except httpx.TransportError:
                     pass

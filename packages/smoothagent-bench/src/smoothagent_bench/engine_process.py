@@ -13,7 +13,9 @@ import sys
 import threading
 from typing import Any
 
-import xllamacpp
+import xllamacpp as _untyped
+
+xllamacpp: Any = _untyped
 
 GRACE_S = 2.0
 """Seconds that llama.cpp may take to shut down; a request in flight can hold it for longer."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from importlib.metadata import entry_points
 from pathlib import Path
 
-import httpx
 from openai import AsyncOpenAI
 
 from smoothagent import Delegation, LookaheadRuntime, OpenAIBackend, Prompt
@@ -45,16 +44,20 @@ def find_harness(name: str) -> Harness:
 class PlainHarness:
     """The paper's loop: commit hook, model call, segment hook, tool, segment hook."""
 
-    async def run(self, assignment: Assignment) -> AsyncIterator[Row]:
+    async def run(self, assignment: Assignment) -> AsyncGenerator[Row]:
         """A row a turn; the last one after the runtime was closed."""
         job = assignment.job
-        # llama.cpp drops about one in 60 kept-alive connections; a retry would spoil a measurement.
-        http = httpx.AsyncClient(trust_env=False, timeout=600, limits=httpx.Limits(max_keepalive_connections=0))
-        async with http:
-            client = AsyncOpenAI(base_url=job.base_url, api_key=job.api_key, http_client=http, max_retries=0)
-            async with aclosing(PlainAgent(assignment, client).turns()) as turns:
-                async for row in turns:
-                    yield row
+        client = AsyncOpenAI(
+            base_url=job.base_url,
+            api_key=job.api_key,
+            timeout=600,
+            # llama.cpp drops about one in 60 kept-alive connections, and a retry would spoil a measurement.
+            default_headers={"Connection": "close"},
+            max_retries=0,
+        )
+        async with client, aclosing(PlainAgent(assignment, client).turns()) as turns:
+            async for row in turns:
+                yield row
 
 
 class PlainAgent:
@@ -76,7 +79,7 @@ class PlainAgent:
         self._messages: list[Wire] = [{"role": "system", "content": self._script.system}]
         self._started = time.perf_counter()
 
-    async def turns(self) -> AsyncIterator[Row]:
+    async def turns(self) -> AsyncGenerator[Row]:
         """All turns. A row is given out when the next is there: the last also counts what closing gives up."""
         held: Row | None = None
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -91,6 +91,6 @@ class Harness(Protocol):
     framework's built-in transformation as the ``sync`` mode: same strategy, same boundary, same reply lengths.
     """
 
-    def run(self, assignment: Assignment) -> AsyncIterator[Row]:
+    def run(self, assignment: Assignment) -> AsyncGenerator[Row]:
         """Run the whole script; yields a row a turn, the last one after everything was closed."""
         ...

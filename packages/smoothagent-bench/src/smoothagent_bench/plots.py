@@ -48,7 +48,7 @@ def turns(label: str, rows: Sequence[Row]) -> Figure:
 
     Lines are medians over runs and agents, thin lines the single runs, dots the commits.
     """
-    figure = Figure(figsize=(8.6, 5.6), layout="constrained")
+    figure: Any = Figure(figsize=(8.6, 5.6), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(1, 1.35))
     runs = Runs(rows)
     for mode in MODES:
@@ -93,7 +93,7 @@ def _lines(axes: Any, mode: str, runs: Sequence[Sequence[Row]], value: Callable[
 
 def bars(compared: dict[str, list[Pair]]) -> Figure:
     """Transform turns of each strategy in the three modes (the paper's Figure 10); dots are single commits."""
-    figure = Figure(figsize=(max(5.5, 2.0 * len(compared) + 1.5), 4.4), layout="constrained")
+    figure: Any = Figure(figsize=(max(5.5, 2.0 * len(compared) + 1.5), 4.4), layout="constrained")
     axes = figure.subplots()
     pick: dict[str, Callable[[Pair], float]] = {
         "none": lambda p: p.la_ord,
@@ -123,7 +123,7 @@ def bars(compared: dict[str, list[Pair]]) -> Figure:
 
 def windows(fits: Sequence[WindowFit]) -> Figure:
     """Where prefill(window) stops fitting into decode + tool time, and what that does to R."""
-    figure = Figure(figsize=(8.6, 5.6), layout="constrained")
+    figure: Any = Figure(figsize=(8.6, 5.6), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True)
     sizes = [f.window_tokens for f in fits]
     above.plot(sizes, [f.prefill_s for f in fits], "o-", color=COLORS["sync"], lw=2, label="prefill of the window")
@@ -154,7 +154,8 @@ def _dress(axes: Any) -> None:
 
 
 def _save(figure: Figure, path: Path) -> Path:
-    FigureCanvasAgg(figure).print_png(str(path))
+    canvas: Any = FigureCanvasAgg(figure)
+    canvas.print_png(str(path))
     return path
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from smoothagent.prompt import Prompt
 from smoothagent.serving.backend import Wire
@@ -46,7 +46,7 @@ def fields(prompt: Prompt, *, sampling: bool) -> dict[str, Any]:
     params = dict(prompt.params)
     extra = params.pop("extra_body", None)
     if isinstance(extra, Mapping):
-        params.update(extra)
+        params.update(cast("Mapping[str, Any]", extra))
     drop = ROUTING | ANSWER | (frozenset[str]() if sampling else SAMPLING)
     out = {k: v for k, v in params.items() if k not in drop}
     if prompt.tools:

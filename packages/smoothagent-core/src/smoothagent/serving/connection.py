@@ -80,7 +80,7 @@ class Connection:
         """GET ``path``; JSON is parsed, other bodies come as text."""
 
         async def call() -> object:
-            return cast("object", await self._open().get(self._url(path), cast_to=object, options=self._options()))
+            return await self._open().get(self._url(path), cast_to=object, options=self._options())
 
         return await self._whole("GET", path, call, timeout)
 
@@ -93,7 +93,7 @@ class Connection:
             BackendError: as the error tree tells; `RateLimitedError` also while background calls are suspended.
         """
         if background:
-            self._check_suspended(path)
+            self._check_suspended()
 
         async def call() -> object:
             try:
@@ -102,8 +102,7 @@ class Connection:
                 return await send(sendable(body))
 
         async def send(body: object) -> object:
-            answer = await self._open().post(self._url(path), body=body, cast_to=object, options=self._options())
-            return cast("object", answer)
+            return await self._open().post(self._url(path), body=body, cast_to=object, options=self._options())
 
         answer = await self._whole("POST", path, call, timeout)
         self._strikes = 0
@@ -125,7 +124,7 @@ class Connection:
     ) -> AsyncGenerator[AsyncIterator[Mapping[str, Any]]]:
         """POST and read server-sent events; leaving the block closes the connection, which stops the request."""
         if background:
-            self._check_suspended(path)
+            self._check_suspended()
 
         async def call() -> AsyncStream[object]:
             try:
@@ -207,7 +206,7 @@ class Connection:
                 self._translate(error, what, self.timeout)
             yield expect_object(event, what)
 
-    def _check_suspended(self, path: str) -> None:
+    def _check_suspended(self) -> None:
         left = self._suspended_until - asyncio.get_running_loop().time()
         if left > 0:
             raise RateLimitedError(

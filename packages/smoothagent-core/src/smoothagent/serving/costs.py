@@ -49,6 +49,12 @@ class LinearCost:
         """Predicted seconds of one more token."""
         return self._fit()[1]
 
+    @property
+    def balanced(self) -> int:
+        """Tokens that cost as much as the fixed part; fewer mostly pay for the latter."""
+        fixed, per_token = self._fit()
+        return int(fixed / per_token) if per_token > 0 else 0
+
     def _fit(self) -> tuple[float, float]:
         if not self.known:
             return 0.0, 0.0

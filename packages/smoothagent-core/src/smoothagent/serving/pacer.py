@@ -36,6 +36,8 @@ SHARED_FOR = 60.0
 FIRST_PREFILL, FIRST_DECODE = 16, 2
 """Tokens of the first piece of a kind, when nothing is known of the server's speed."""
 MOST_TOKENS = 4096
+SMALLEST = 8
+"""Tokens below which a prefill piece costs hardly less time (a step reads all weights anyway)."""
 
 
 class Kind(StrEnum):
@@ -361,10 +363,12 @@ class Pacer:
         if kind is Kind.DECODE and beside:
             per_token = self._beside_token()
             return min(FIRST_DECODE * 8, int(seconds / per_token)) if per_token else FIRST_DECODE
-        tokens = self._cost(kind, beside).tokens(seconds)
+        cost = self._cost(kind, beside)
+        tokens = cost.tokens(seconds)
         if tokens is None:
             return FIRST_DECODE if kind is Kind.DECODE else FIRST_PREFILL
-        return tokens
+        # Where the fixed part eats the whole time, tinier pieces would only make it worse.
+        return max(tokens, min(cost.balanced, SMALLEST * 4), SMALLEST if kind is Kind.PREFILL else 1)
 
     def _cost(self, kind: Kind, beside: bool) -> LinearCost:
         if kind is Kind.DECODE:
@@ -451,7 +455,8 @@ class Piece:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> bool:
-        assert self._grant is not None and self._task is not None
+        assert self._grant is not None
+        assert self._task is not None
         seconds = asyncio.get_running_loop().time() - self._started
         swallow = False
         if self._cut:

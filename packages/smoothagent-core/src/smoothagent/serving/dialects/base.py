@@ -146,9 +146,7 @@ class Dialect(ABC):
             return name
         if len(self.served) == 1:
             return self.served[0]
-        raise ConfigurationError(
-            f"{self.link.base_url} serves {self._listed()}: say which with model=…"
-        )
+        raise ConfigurationError(f"{self.link.base_url} serves {self._listed()}: say which with model=…")
 
     def missing_model(self, error: BackendError, prompt: Prompt) -> BackendError | ConfigurationError:
         """``error``, or a clearer one where the server does not know the model."""

@@ -237,9 +237,7 @@ class LlamaCpp(Dialect):
         self.stats.prefills += 1
         return Usage(prompt_tokens=len(ids), cached_tokens=max(0, len(ids) - computed))
 
-    async def _feed(
-        self, conversation: str, slot: int, ids: list[int], pacer: Pacing, *, at_rest: bool = False
-    ) -> int:
+    async def _feed(self, conversation: str, slot: int, ids: list[int], pacer: Pacing, *, at_rest: bool = False) -> int:
         """Evaluate ``ids`` on ``slot``; returns how many tokens were computed."""
         computed = 0
         while (have := self._have(slot, ids)) < len(ids):
@@ -321,9 +319,7 @@ class LlamaCpp(Dialect):
         stop = await self._decode(ask.conversation, slot, ids, answer, pacer, at_rest=at_rest)
         return self._generated(answer, stop, ids, computed, opened=text.rstrip().endswith("<think>"))
 
-    def _generated(
-        self, answer: _Decoded, stop: str, ids: Sequence[int], computed: int, *, opened: bool
-    ) -> Generated:
+    def _generated(self, answer: _Decoded, stop: str, ids: Sequence[int], computed: int, *, opened: bool) -> Generated:
         said = chat.without_thoughts(answer.text, opened=opened)
         computed += answer.computed
         return Generated(
@@ -370,12 +366,10 @@ class LlamaCpp(Dialect):
             self._seen.pop(slot, None)
         return "limit"
 
-    async def _place(
-        self, conversation: str, ids: list[int], pacer: Pacing, *, extends_main: bool
-    ) -> tuple[int, bool]:
+    async def _place(self, conversation: str, ids: list[int], pacer: Pacing, *, extends_main: bool) -> tuple[int, bool]:
         """The slot a summary is written on, holding main's KV where that is of use; and whether that is main's own."""
         lease = self.table.lease(conversation)
-        assert lease is not None  # noqa: S101 - the caller has looked
+        assert lease is not None
         if not extends_main:
             return lease.summary, False
         if not self._can_copy:

@@ -23,6 +23,11 @@ class Answer:
         self.usage: Usage | None = None
         self.events = 0
 
+    def begin(self) -> int:
+        """Another piece of the answer comes; returns the events so far."""
+        self.finish_reason = None
+        return self.events
+
     def take(self, event: Mapping[str, Any]) -> bool:
         """Add one event; whether it carried something the model wrote."""
         if "choices" not in event and "usage" not in event:
@@ -57,7 +62,7 @@ class Answer:
 async def answer_streamed(
     link: Connection, body: Mapping[str, Any], pacer: Pacing, *, background: bool, conversation: str
 ) -> Generated:
-    """Ask at once; where the caller waits for it (not ``background``), lookahead work gives way as to a main request."""
+    """Ask at once; where the caller waits (not ``background``), lookahead work gives way as to a main request."""
     answer = Answer()
     own = f"{conversation}\0own"
     if not background:

@@ -180,7 +180,7 @@ class Textual(Dialect):
                 if answer.text:
                     body["messages"] = [*ask.messages, {"role": "assistant", "content": answer.text}]
                     body |= {"continue_final_message": True, "add_generation_prompt": False}
-                answer.finish_reason, before = None, answer.events
+                before = answer.begin()
                 try:
                     async with self.link.stream("/chat/completions", body) as events:
                         async for event in events:

@@ -63,7 +63,9 @@ class VLLM(Textual):
             self.least = max(1, int(settings["block_size"]))
         if settings.get("enable_prefix_caching") == "False":
             self.hits = False
-            self.notes["cache"] = "vLLM: prefix caching is off, so nothing can be warmed. Start with --enable-prefix-caching."
+            self.notes["cache"] = (
+                "vLLM: prefix caching is off, so nothing can be warmed. Start with --enable-prefix-caching."
+            )
 
     def caps(self) -> Caps:
         """What is known now."""
@@ -93,7 +95,7 @@ class VLLM(Textual):
         return {"priority": priority_below(DEFAULT_PRIORITY, low_first=True)} if self._priorities else {}
 
     def open_ended(self, *, cut: bool) -> dict[str, Any]:
-        """vLLM leaves the generation prompt away, and a cut message open."""
+        """The generation prompt is left away, and a cut message stays open."""
         return {"add_generation_prompt": False, **({"continue_final_message": True} if cut else {})}
 
     def learn(self, error: BackendRefusedError) -> bool:

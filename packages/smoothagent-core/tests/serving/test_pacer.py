@@ -1,0 +1,333 @@
+"""The pacer's promises, on a virtual clock, over generated days of an agent's life."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from smoothagent.errors import BackendUnreachableError
+from smoothagent.serving.pacer import Grant, Kind, Load, Pacer, Unpaced
+from virtual_clock import run_virtual
+
+
+@dataclass
+class Turn:
+    tool: float
+    prefill: float
+    decode: float
+    fails: bool
+
+
+@dataclass
+class World:
+    """A server's costs, and what happened when."""
+
+    per_token: float
+    fixed: float
+    pacer: Pacer = field(default_factory=Pacer)
+    pieces: list[tuple[float, float, bool]] = field(default_factory=list[tuple[float, float, bool]])
+    waits: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
+    decodes: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
+
+    async def work(self, conversation: str, tokens: int) -> None:
+        loop = asyncio.get_running_loop()
+        done = 0
+        while done < tokens:
+            grant: Grant | None = None
+            async with self.pacer.piece(conversation, Kind.PREFILL) as grant:
+                start = loop.time()
+                n = min(tokens - done, grant.tokens)
+                try:
+                    await asyncio.sleep(self.fixed + self.per_token * n)
+                    grant.report(n)
+                    done += n
+                finally:
+                    self.pieces.append((start, loop.time(), grant.beside_decode))
+
+    async def agent(self, conversation: str, turns: list[Turn]) -> None:
+        loop = asyncio.get_running_loop()
+        for turn in turns:
+            await asyncio.sleep(turn.tool)
+            arrived = loop.time()
+            self.pacer.main_arrived(conversation)
+            await asyncio.sleep(turn.prefill)
+            self.waits.append((arrived, loop.time()))
+            if not turn.fails:
+                first = loop.time()
+                self.pacer.main_first_token(conversation)
+                await asyncio.sleep(turn.decode)
+                self.decodes.append((first, loop.time()))
+            self.pacer.main_done(conversation)
+
+
+seconds = st.floats(0.001, 3.0)
+turns = st.lists(st.builds(Turn, seconds, seconds, seconds, st.booleans()), max_size=8)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    agents=st.lists(turns, min_size=1, max_size=3),
+    works=st.lists(st.integers(1, 600), min_size=1, max_size=3),
+    per_token=st.floats(0.0005, 0.02),
+    fixed=st.floats(0.0, 0.02),
+)
+def test_no_piece_between_arrival_and_first_token_and_all_work_gets_done(
+    agents: list[list[Turn]], works: list[int], per_token: float, fixed: float
+) -> None:
+    world = World(per_token, fixed)
+
+    async def main() -> None:
+        jobs = [world.work(f"w{i}", n) for i, n in enumerate(works)]
+        await asyncio.gather(*jobs, *(world.agent(f"a{i}", t) for i, t in enumerate(agents)))
+
+    run_virtual(main())
+    for start, end, _ in world.pieces:
+        for arrived, first in world.waits:
+            overlap = min(end, first) - max(start, arrived)
+            assert overlap <= 1e-9, ((start, end), (arrived, first))
+    ordered = sorted((start, end) for start, end, _ in world.pieces)
+    assert all(a[1] <= b[0] + 1e-9 for a, b in zip(ordered, ordered[1:], strict=False)), "one piece at a time"
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    decode=st.floats(0.5, 20.0),
+    per_token=st.floats(0.0005, 0.006),
+    fixed=st.floats(0.0, 0.02),
+    promoted=st.booleans(),
+    first=st.floats(0.0, 1.0),
+)
+def test_pieces_beside_a_decode_stay_within_their_share(
+    decode: float, per_token: float, fixed: float, promoted: bool, first: float
+) -> None:
+    world = World(per_token, fixed)
+    if promoted:
+        world.pacer.promote("w")
+
+    async def main() -> None:
+        job = asyncio.ensure_future(world.work("w", 1_000_000))
+        await world.agent("a", [Turn(first, 0.1, decode, fails=False)])
+        job.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await job
+
+    run_virtual(main())
+    spent = sum(end - start for start, end, beside in world.pieces if beside)
+    share = 0.5 if promoted else 0.25
+    longest = max([end - start for start, end, beside in world.pieces if beside], default=0.0)
+    # One piece may be under way when credit is just enough, and its cost is a prediction.
+    assert spent <= share * (decode - spent) + (1 + share) * (longest + world.pacer.decode_piece)
+    if decode > 3:
+        assert spent > 0.3 * share / (1 + share) * decode, "the credit is used"
+
+
+def test_arrival_cancels_the_piece_in_flight_and_the_body_sees_it() -> None:
+    pacer = Pacer()
+    log: list[str] = []
+
+    async def main() -> None:
+        async def job() -> Grant:
+            async with pacer.piece("c", Kind.DECODE) as grant:
+                try:
+                    await asyncio.sleep(10)
+                except asyncio.CancelledError:
+                    log.append(f"cut at {asyncio.get_running_loop().time()}")
+                    raise
+            return grant
+
+        task = asyncio.ensure_future(job())
+        await asyncio.sleep(1)
+        pacer.main_arrived("c")
+        assert (await task).preempted
+        assert task.cancelling() == 0
+
+    run_virtual(main())
+    assert log == ["cut at 1.0"]
+    assert pacer.stats.preempted == 1
+
+
+def test_a_cancellation_from_outside_passes_through_and_frees_the_place() -> None:
+    pacer = Pacer()
+
+    async def main() -> None:
+        async def job() -> None:
+            async with pacer.piece("c", Kind.PREFILL):
+                await asyncio.sleep(10)
+
+        task = asyncio.ensure_future(job())
+        waiting = asyncio.ensure_future(job())
+        await asyncio.sleep(1)
+        waiting.cancel()
+        pacer.main_arrived("c")
+        task.cancel()
+        for t in (task, waiting):
+            with pytest.raises(asyncio.CancelledError):
+                await t
+        pacer.main_done("c")
+        async with asyncio.timeout(1), pacer.piece("c", Kind.PREFILL):
+            pass
+
+    run_virtual(main())
+
+
+def test_a_connection_that_breaks_while_cut_is_the_cut() -> None:
+    pacer = Pacer()
+
+    async def main() -> None:
+        async def job() -> bool:
+            async with pacer.piece("c", Kind.PREFILL) as grant:
+                try:
+                    await asyncio.sleep(10)
+                except asyncio.CancelledError:
+                    raise BackendUnreachableError("broken") from None
+            return grant.preempted
+
+        task = asyncio.ensure_future(job())
+        await asyncio.sleep(1)
+        pacer.main_arrived("c")
+        assert await task
+
+    run_virtual(main())
+
+
+def test_the_promoted_conversation_goes_first() -> None:
+    pacer = Pacer()
+    order: list[str] = []
+
+    async def main() -> None:
+        async def job(name: str) -> None:
+            async with pacer.piece(name, Kind.PREFILL):
+                order.append(name)
+                await asyncio.sleep(1)
+
+        jobs = [asyncio.ensure_future(job(n)) for n in ("a", "b", "c")]
+        await asyncio.sleep(0.5)
+        pacer.promote("c")
+        await asyncio.gather(*jobs)
+
+    run_virtual(main())
+    assert order == ["a", "c", "b"]
+
+
+def test_a_copy_waits_until_its_own_main_slot_is_at_rest() -> None:
+    pacer = Pacer()
+
+    async def main() -> float:
+        pacer.main_arrived("c")
+        pacer.main_first_token("c")
+        asyncio.get_running_loop().call_later(5, pacer.main_done, "c")
+        async with pacer.piece("c", Kind.COPY, at_rest=True):
+            return asyncio.get_running_loop().time()
+
+    assert run_virtual(main()) == 5
+
+
+def test_other_processes_are_waited_for_but_not_for_ever() -> None:
+    looks = 0
+
+    async def watch(own: int) -> Load:
+        nonlocal looks
+        looks += 1
+        return Load(waiting=1)
+
+    pacer = Pacer(watch=watch, foreign_patience=10)
+
+    async def main() -> float:
+        async with pacer.piece("c", Kind.PREFILL) as grant:
+            assert grant.beside_decode
+            return asyncio.get_running_loop().time()
+
+    assert 10 <= run_virtual(main()) < 11
+    assert looks < 250
+    assert pacer.stats.overdue == 1
+
+
+def test_pieces_shrink_while_others_use_the_server() -> None:
+    load = Load()
+
+    async def watch(own: int) -> Load:
+        return load
+
+    pacer = Pacer(watch=watch)
+
+    async def size() -> int:
+        async with pacer.piece("c", Kind.PREFILL) as grant:
+            await asyncio.sleep(0.001 * grant.tokens)
+            grant.report(grant.tokens)
+        return grant.tokens
+
+    async def main() -> tuple[int, int, int]:
+        nonlocal load
+        for _ in range(4):
+            alone = await size()
+        load = Load(decoding=1)
+        await asyncio.sleep(1)
+        beside = await size()
+        load = Load()
+        await asyncio.sleep(1)
+        return alone, beside, await size()
+
+    alone, beside, shared = run_virtual(main())
+    assert alone == pytest.approx(150, abs=2)
+    assert beside == pytest.approx(60, abs=2)
+    assert shared == pytest.approx(75, abs=2)
+
+
+def test_a_server_that_cannot_tell_its_load_holds_nothing_up() -> None:
+    async def watch(own: int) -> Load:
+        raise BackendUnreachableError("gone")
+
+    pacer = Pacer(watch=watch)
+
+    async def main() -> None:
+        async with asyncio.timeout(1), pacer.piece("c", Kind.PREFILL):
+            pass
+
+    run_virtual(main())
+
+
+def test_hooks_may_come_from_another_thread_and_in_any_number() -> None:
+    pacer = Pacer()
+    pacer.main_done("never seen")
+    pacer.main_first_token("never seen")
+    pacer.forget("never seen")
+
+    async def main() -> Grant:
+        async def job() -> Grant:
+            async with pacer.piece("c", Kind.PREFILL) as grant:
+                await asyncio.Event().wait()
+            return grant
+
+        task = asyncio.ensure_future(job())
+        await asyncio.sleep(0)
+        await asyncio.to_thread(pacer.main_arrived, "c")
+        return await task
+
+    assert run_virtual(main()).preempted
+
+
+def test_a_forgotten_conversation_closes_nothing() -> None:
+    pacer = Pacer()
+    pacer.main_arrived("gone")
+    pacer.forget("gone")
+
+    async def main() -> None:
+        async with asyncio.timeout(1), pacer.piece("c", Kind.PREFILL):
+            pass
+
+    run_virtual(main())
+
+
+def test_unpaced_grants_everything_at_once() -> None:
+    pacer = Unpaced()
+
+    async def main() -> int:
+        pacer.main_arrived("c")
+        async with pacer.piece("c", Kind.PREFILL) as grant:
+            return grant.tokens
+
+    assert run_virtual(main()) > 10**9
