@@ -97,10 +97,14 @@ def _after_role(turn: Turn) -> tuple[str | None, tuple[Call, ...], float, tuple[
 
 
 def steady(count: int, *, output: int = 150, tool: float = 2.0, think: float = 0.5, parallel: int = 1) -> Plan:
-    """A task and then turns of one size: what comes next is easy to predict."""
-    calls = tuple(Call(f"c{k}", "g" * 20, "r" * (output // parallel), tool) for k in range(parallel))
-    turn = Turn(None, "user", "a" * 30, calls, think, (1, 0, 1))
-    return Plan((("system", "s" * 50),), (Turn("u" * 50, "user", *_after_role(turn)), *[turn] * (count - 1)))
+    """A task and then turns of one size: what comes next is easy to predict. No two turns are alike."""
+
+    def turn(number: int, user: str | None = None) -> Turn:
+        results = [f"{number:3}.{k} " + "r" * (output // parallel - 6) for k in range(parallel)]
+        calls = tuple(Call(f"c{k}", "g" * 20, results[k], tool) for k in range(parallel))
+        return Turn(user, "user", "a" * 30, calls, think, (1, 0, 1))
+
+    return Plan((("system", "s" * 50),), (turn(0, "u" * 50), *map(turn, range(1, count))))
 
 
 # -- messages in a framework's clothes ---------------------------------------------------------------------------------
@@ -146,7 +150,7 @@ def _without_ids(wire: dict[str, Any]) -> dict[str, Any]:
 # -- what happened -----------------------------------------------------------------------------------------------------
 
 
-@dataclass
+@dataclass(repr=False)
 class Step:
     """One commit hook.
 
@@ -197,7 +201,7 @@ def moves_of(events: Sequence[dict[str, Any]]) -> list[tuple[State, Event, tuple
     return out
 
 
-@dataclass
+@dataclass(repr=False)
 class Conversation:
     """Drives one agent through a plan, under a virtual clock.
 
@@ -212,6 +216,8 @@ class Conversation:
     raw: list[Any] = field(default_factory=list[Any])
     view: list[Any] = field(default_factory=list[Any])
     before_commit: Callable[[Conversation, int], bool] = lambda conversation, turn: False
+    patience: Callable[[int], float | None] = lambda turn: None
+    gave_up: list[int] = field(default_factory=list[int])
     prompt: Prompt | None = None
     covered: int = 0
     head: int = 0
@@ -238,7 +244,7 @@ class Conversation:
         before, wires, expected = list(given), wires_of(given), wires_of(self.view)
         last, log, began = self.runtime.last_commit, len(self.runtime.events), clock()
         warm = list(self.backend.warm.get(self.runtime.session, [])) if self.backend is not None else []
-        out = await self.runtime.aon_commit(given, prompt=self.prompt)
+        out = await self.ask(given, turn)
         # The law, 7: neither the list nor what is in it was touched, and the answer is a list of its own.
         assert all(a is b for a, b in zip(given, before, strict=True))
         assert wires_of(given) == wires
@@ -251,6 +257,31 @@ class Conversation:
         self.steps.append(made)
         self.follow(made)
         return made
+
+    async def ask(self, given: list[Any], turn: int) -> list[Any]:
+        """Call the hook, and once more where patience ended."""
+        patience = self.patience(turn)
+        if patience is not None:
+            asking = asyncio.ensure_future(self.runtime.aon_commit(given, prompt=self.prompt))
+            await asyncio.wait({asking}, timeout=patience)
+            if not asking.done():
+                self.gave_up.append(turn)
+                asking.cancel()
+                await asyncio.wait({asking})
+                assert asking.cancelled()
+            else:
+                return asking.result()
+        return await self.runtime.aon_commit(given, prompt=self.prompt)
+
+    def edited_at(self, index: int) -> None:
+        """What the view is after the history handed in was changed at ``index``."""
+        if self.hand == "view":
+            return
+        if index < self.covered:
+            self.covered = self.head = 0
+            self.view = list(self.raw)
+        else:
+            self.view = [*self.view[: self.head], *self.raw[self.covered :]]
 
     def follow(self, made: Step) -> None:
         """Note what the raw history's covered part and its head are now."""
@@ -296,6 +327,14 @@ class Conversation:
 PROMPT = Prompt(model="m", tools=[READ_OFFLOADED_TOOL])
 
 
+def runtime_of(
+    strategy: LookaheadStrategy, backend: ScriptedBackend | None, prompt: Prompt = PROMPT, **more: Any
+) -> LookaheadRuntime[Any]:
+    """A runtime that lives on the running (virtual) loop and counts characters."""
+    lane = LoopLane(asyncio.get_running_loop())
+    return LookaheadRuntime(strategy, backend=backend, tokens=CharCounter(), lane=lane, prompt=prompt, **more)
+
+
 def converse(
     plan: Plan,
     strategy: LookaheadStrategy,
@@ -303,23 +342,16 @@ def converse(
     backend: ScriptedBackend | None = None,
     hand: Hand = "view",
     form: Form = "dict",
-    lookahead: bool = True,
     before_commit: Callable[[Conversation, int], bool] = lambda conversation, turn: False,
-    ceiling: int | None = None,
+    patience: Callable[[int], float | None] = lambda turn: None,
+    prompt: Prompt = PROMPT,
+    **more: Any,
 ) -> Conversation:
-    """Run a whole conversation on a virtual clock and close it."""
+    """Run a whole conversation on a virtual clock and close it; ``more`` goes to the runtime."""
 
     async def main() -> Conversation:
-        runtime: LookaheadRuntime[Any] = LookaheadRuntime(
-            strategy,
-            backend=backend,
-            tokens=CharCounter(),
-            lane=LoopLane(asyncio.get_running_loop()),
-            prompt=PROMPT,
-            lookahead=lookahead,
-            ceiling=ceiling,
-        )
-        conversation = Conversation(runtime, backend, hand, form, before_commit=before_commit)
+        runtime = runtime_of(strategy, backend, prompt, **more)
+        conversation = Conversation(runtime, backend, hand, form, before_commit=before_commit, patience=patience)
         await conversation.run(plan)
         await runtime.aclose()
         assert backend is None or backend.running == 0

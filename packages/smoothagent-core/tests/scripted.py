@@ -46,7 +46,8 @@ class Sent:
 class ScriptedBackend:
     """Answers after ``delay`` virtual seconds; ``fault(kind, n)`` may return an exception to raise.
 
-    ``pause(kind, n)`` overrides the delay of the n-th request of a kind, `HANG` for ever;
+    Kinds are ``prefill``, ``generate``, ``synchronous`` (generate on the critical path) and ``promote``.
+    ``pause(kind, n)`` overrides the delay of the n-th prefill or generation, `HANG` for ever;
     ``generated(n, answer)`` overrides the n-th answer. Threads that have no clock may use ``delay=0``.
     """
 
@@ -110,7 +111,7 @@ class ScriptedBackend:
         self.requests.append(("generate", list(messages), lookahead))
         self._note("generate", conversation, messages, prompt, lookahead=lookahead)
         nth = self.generations
-        await self._work("generate", nth)
+        await self._work("generate" if lookahead else "synchronous", nth)
         text = self.answer(messages)
         usage = Usage(len(tokens_of(messages)), 5, 0)
         return self.generated(nth, Generated(text, self.finish_reason, self.tool_calls, usage))

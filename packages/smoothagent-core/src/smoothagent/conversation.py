@@ -12,7 +12,7 @@ from smoothagent.job import Natives, Snapshot
 from smoothagent.limits import Growth
 from smoothagent.message import Message
 from smoothagent.prompt import Prompt
-from smoothagent.record import CommitRecord, covered_after, head_after
+from smoothagent.record import CommitRecord, Whole, covered_after, head_after
 from smoothagent.strategy import Commit, LookaheadStrategy
 from smoothagent.tokens import EstimateCounter, TokenCounter
 
@@ -127,7 +127,8 @@ class Conversation(Generic[M]):
         spliced.update(after)
         head_digest = spliced.digest(len(new_head))
         assert head_digest is not None, "the head is part of the view"
-        self.record = CommitRecord(covered, digest, new_head, head_digest)
+        whole = Whole(len(self._input), self._input.last_digest, len(spliced), spliced.last_digest)
+        self.record = CommitRecord(covered, digest, new_head, head_digest, whole)
         self._spliced = self.view = spliced
         self._look()
         self.growth.moved(self.tokens, spliced.assistants)

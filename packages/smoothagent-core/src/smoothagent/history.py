@@ -53,6 +53,11 @@ class History(Generic[M]):
             return EMPTY
         return self._chain[length - 1] if length <= len(self._chain) else None
 
+    @property
+    def last_digest(self) -> str:
+        """Digest of the whole history."""
+        return self._chain[-1] if self._chain else EMPTY
+
     def digests(self) -> list[str]:
         """Digest of the first 1, 2, … messages."""
         return list(self._chain)

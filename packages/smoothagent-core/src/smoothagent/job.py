@@ -119,6 +119,7 @@ class LookaheadJob(Generic[M]):
         warmed: the messages prefilled so far, a prefix of the predicted view.
         prefilled: tokens computed ahead so far.
         prefills: warming works; False after it failed for good.
+        planned: the cut it is going to make, 0 where that is not known.
         touched: a prefill was begun, so the lookahead stream holds something.
         measured: how long it took to get ready was noted.
         transformed: done when ``la`` is there or the job has failed.
@@ -142,6 +143,7 @@ class LookaheadJob(Generic[M]):
     prefills: bool = True
     measured: bool = False
     touched: bool = False
+    planned: int = 0
 
     def __post_init__(self) -> None:
         self.natives: Natives[M] = Natives(self.codec)

@@ -266,7 +266,7 @@ def _commit_point(state: State, event: CommitPoint) -> tuple[State, Commands]:
         return state, (*commands, Command(Do.SYNCHRONOUS, why="nothing started"))
     if event.exact and not event.defer:
         return state, (*commands, Command(Do.COMMIT, job.id, "" if ready else "late"))
-    if job.stage is not Stage.TRANSFORMING and event.tail == "long":
+    if event.tail == "long":
         # Bounded staleness: the result would leave too much verbatim, so it is made anew.
         commands.append(Command(Do.CANCEL, job.id, "long"))
         state = replace(state, job=None)

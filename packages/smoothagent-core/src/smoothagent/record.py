@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from smoothagent.history import History
 
 M = TypeVar("M")
+
+
+class Whole(NamedTuple):
+    """Lengths and chain digests of a commit's whole input and of the whole view it returned."""
+
+    input: int
+    input_digest: str
+    view: int
+    view_digest: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +29,15 @@ class CommitRecord(Generic[M]):
         digest: chain digest of the covered input.
         head: the messages that replaced it, in the framework's own type.
         head_digest: chain digest of ``head``.
+        whole: tells input and view apart where one begins as the other does, as when a window drops
+            all turns after the only user message; None where unknown.
     """
 
     covered: int
     digest: str
     head: list[M]
     head_digest: str
+    whole: Whole | None = None
 
     def to_dict(self, wire: Callable[[M], dict[str, Any]]) -> dict[str, Any]:
         """JSON-ready data, for adapters that hand in raw history and must survive a restart."""
@@ -34,27 +46,43 @@ class CommitRecord(Generic[M]):
             "digest": self.digest,
             "head_digest": self.head_digest,
             "head": [wire(m) for m in self.head],
+            "whole": list(self.whole) if self.whole is not None else None,
         }
 
     @staticmethod
     def from_dict(data: dict[str, Any], load: Callable[[dict[str, Any]], M]) -> CommitRecord[M]:
         """The record that ``to_dict`` wrote; ``load`` makes a framework message of a wire mapping."""
-        return CommitRecord(data["covered"], data["digest"], [load(m) for m in data["head"]], data["head_digest"])
+        whole = data.get("whole")
+        return CommitRecord(
+            data["covered"],
+            data["digest"],
+            [load(m) for m in data["head"]],
+            data["head_digest"],
+            Whole(*whole) if whole is not None else None,
+        )
 
     def resolve(self, history: History[M]) -> list[M] | None:
         """The view that belongs to an input: ``head`` and what follows.
 
         The input may extend the raw history or the returned view; None where it is neither.
         """
-        if history.digest(len(self.head)) == self.head_digest:
-            return history.natives
-        if history.digest(self.covered) == self.digest:
+        if self.is_raw(history):
             return [*self.head, *history.natives[self.covered :]]
-        return None
+        return history.natives if history.digest(len(self.head)) == self.head_digest else None
 
     def is_raw(self, history: History[M]) -> bool:
         """Whether the input is the raw history (and not the view)."""
-        return history.digest(len(self.head)) != self.head_digest and history.digest(self.covered) == self.digest
+        if history.digest(self.covered) != self.digest:
+            return False
+        if history.digest(len(self.head)) != self.head_digest:
+            return True
+        # It begins as both do: what it extends whole decides, then the longer match.
+        if self.whole is not None:
+            extends_input = history.digest(self.whole.input) == self.whole.input_digest
+            extends_view = history.digest(self.whole.view) == self.whole.view_digest
+            if extends_input != extends_view:
+                return extends_input
+        return self.covered >= len(self.head)
 
 
 @dataclass(slots=True)

@@ -41,7 +41,7 @@ from smoothagent.record import CommitRecord, CommitReport
 from smoothagent.request import MainRequest
 from smoothagent.serving.backend import Backend, Caps, Stream, Usage
 from smoothagent.state import LookaheadState
-from smoothagent.strategy import LookaheadStrategy
+from smoothagent.strategy import CutStrategy, LookaheadStrategy
 from smoothagent.telemetry import Telemetry
 from smoothagent.tokens import EstimateCounter, TokenCounter
 from smoothagent.waiting import Ended, Procedure, Wait, adrive, drive, wrapped
@@ -300,9 +300,11 @@ class LookaheadRuntime(Generic[M]):
 
     def _freshness(self, job: LookaheadJob[M]) -> tuple[str, bool]:
         """Whether what is prepared leaves the right tail, and whether what is cold of it matters little."""
-        if job.la is None:
-            return "ok", False
         conversation, view = self._conversation, self._conversation.view
+        if job.la is None:
+            # A result that could not be committed when it comes is not worth waiting for.
+            tail = sum(view.sizes[job.planned :])
+            return self.strategy.tail_fits(tail, conversation.fixed + tail) if job.planned else "ok", False
         twin = self.strategy.snapshot(job.la)
         done = twin.commit(view.messages)
         if done is None:
@@ -385,7 +387,7 @@ class LookaheadRuntime(Generic[M]):
             job.cancel()
             if self.backend is not None and job.touched:
                 self.backend.committed(self.session)
-            if job.touched and report.warmed_tokens < report.known_tokens // 2:
+            if report.warmed_tokens < self._conversation.count(warmed):
                 self.ledger.add(mispredictions=1)
         self._apply(Committed(len(self._conversation.view)))
         self.last_commit = report
@@ -475,9 +477,18 @@ class LookaheadRuntime(Generic[M]):
             self,
             after=self._previous,
             prefills=self._observer.fidelity.warming_pays,
+            planned=self._planned(),
         )
         self._job_started = self._lane.time()
         self._job.start()
+
+    def _planned(self) -> int:
+        """The cut that a job started now will make, where the strategy has one that stays; else 0."""
+        strategy = self.strategy
+        if strategy.exact or not isinstance(strategy, CutStrategy):
+            return 0
+        prediction = strategy.predict(strategy.main.messages)
+        return prediction.cut if prediction is not None else 0
 
     def _drop_job(self, why: str) -> None:
         job, self._job = self._job, None

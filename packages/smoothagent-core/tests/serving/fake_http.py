@@ -68,13 +68,14 @@ class FakeServer(httpx2.AsyncBaseTransport):
         self.seen.append(seen)
         faults = self.faults.get(path, [])
         if faults:
-            fault = faults.pop(0)
+            fault: Any = faults.pop(0)
             if isinstance(fault, Exception):
                 raise fault
-            if fault == "hang":
+            if isinstance(fault, str):
                 await asyncio.Event().wait()
-            status, body = fault
-            return _whole(status, body, self.headers)
+                raise AssertionError("woken")
+            status: int = fault[0]
+            return _whole(status, fault[1], self.headers)
         try:
             reply = await self.handle(seen)
         except asyncio.CancelledError:
@@ -82,7 +83,8 @@ class FakeServer(httpx2.AsyncBaseTransport):
             raise
         if isinstance(reply, tuple):
             seen.ended = True
-            return _whole(*reply, {})
+            status, body = reply
+            return _whole(status, body, {})
         return httpx2.Response(200, headers={"content-type": "text/event-stream"}, stream=Events(reply, seen))
 
     def client(self, base_url: str = BASE) -> AsyncOpenAI:

@@ -14,12 +14,16 @@ EMOJI = 0x1F000
 """Characters from here on take three tokens here, of which a stream shows only the last."""
 
 
-@dataclass
 class Slot:
-    tokens: list[int] = field(default_factory=list[int])
-    busy: bool = False
-    decoded: int = 0
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.busy = False
+        self.decoded = 0
+        self.lock = asyncio.Lock()
+
+
+def _slots() -> list[Slot]:
+    return []
 
 
 @dataclass
@@ -34,7 +38,7 @@ class FakeLlama(FakeServer):
     can_save: bool = True
     shows_slots: bool = True
     files: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
-    slots: list[Slot] = field(default_factory=list[Slot])
+    slots: list[Slot] = field(default_factory=_slots)
     evaluated: int = 0
 
     def __post_init__(self) -> None:
@@ -96,7 +100,9 @@ class FakeLlama(FakeServer):
     async def _copy(self, path: str, body: Mapping[str, Any]) -> Reply:
         if not self.can_save:
             return 501, {"error": {"message": "This server does not support slots action. Use `--slot-save-path`"}}
-        slot, name = self.slots[int(path.split("/")[2].partition("?")[0]) % self.n_slots], body["filename"]
+        number = int(path.split("/")[2].partition("?")[0])
+        slot: Slot = self.slots[number % self.n_slots]
+        name: str = body["filename"]
         if "/" in name:
             return 400, {"error": {"message": "Invalid filename"}}
         async with slot.lock:
@@ -107,7 +113,8 @@ class FakeLlama(FakeServer):
             return 200, {"n_restored": len(slot.tokens)}
 
     async def _complete(self, prompt: list[int], body: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any]]:
-        slot = self.slots[body.get("id_slot", self.n_slots - 1) % self.n_slots]
+        number: int = body.get("id_slot", self.n_slots - 1)
+        slot = self.slots[number % self.n_slots]
         async with slot.lock:
             slot.busy, slot.decoded = True, 0
             try:

@@ -36,8 +36,6 @@ SHARED_FOR = 60.0
 FIRST_PREFILL, FIRST_DECODE = 16, 2
 """Tokens of the first piece of a kind, when nothing is known of the server's speed."""
 MOST_TOKENS = 4096
-SMALLEST = 8
-"""Tokens below which a prefill piece costs hardly less time (a step reads all weights anyway)."""
 
 
 class Kind(StrEnum):
@@ -367,8 +365,10 @@ class Pacer:
         tokens = cost.tokens(seconds)
         if tokens is None:
             return FIRST_DECODE if kind is Kind.DECODE else FIRST_PREFILL
-        # Where the fixed part eats the whole time, tinier pieces would only make it worse.
-        return max(tokens, min(cost.balanced, SMALLEST * 4), SMALLEST if kind is Kind.PREFILL else 1)
+        if beside:
+            return tokens
+        # Where the fixed part eats the whole time, tinier pieces would only do worse: up to twice the time is taken.
+        return max(tokens, min(cost.balanced, cost.tokens(2 * seconds) or 0))
 
     def _cost(self, kind: Kind, beside: bool) -> LinearCost:
         if kind is Kind.DECODE:

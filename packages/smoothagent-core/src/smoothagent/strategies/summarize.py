@@ -70,10 +70,16 @@ class Summarize(CutStrategy):
         return self.tokens >= self.limits.hard and self.cut(self.main.messages) > leading_system(self.main.messages)
 
     def cut(self, history: Sequence[Message]) -> int:
-        """The last safe cut whose view has at most hard - keep tokens; far beyond hard, one that leaves ``keep``."""
+        """The last safe cut whose view has at most hard - keep tokens; one that leaves ``keep`` where that is too little.
+
+        It is too little where more than twice ``keep`` would stay, or where the new view would not be below
+        hard and the next turn would have to summarize again.
+        """
         limits = self.limits
-        overdue = self.tokens > limits.hard + limits.keep
-        return self._within(history, self.tokens - limits.keep if overdue else limits.hard - limits.keep)
+        cut = self._within(history, limits.hard - limits.keep)
+        if self.tokens > limits.hard + limits.keep or self._left(history, cut) >= limits.hard:
+            return self._within(history, self.tokens - limits.keep)
+        return cut
 
     def predict(self, history: Sequence[Message]) -> Prediction | None:
         """From the soft limit on: the last safe cut below it. The tail follows verbatim."""
@@ -116,6 +122,12 @@ class Summarize(CutStrategy):
         ends = [fixed, *accumulate(sizes, initial=fixed)][1:]
         fitting = [c for c in safe_cuts(history) if ends[c] <= limit]
         return last_safe_cut(fitting, len(history)) or lead
+
+    def _left(self, history: Sequence[Message], cut: int) -> int:
+        """Tokens of the view that a cut would leave, with a summary of full length."""
+        lead, sizes = leading_system(history), self.sizes
+        user = next((sizes[i] for i in reversed(range(lead, cut)) if history[i].role == "user"), 0)
+        return self.tokens - sum(sizes[lead:cut]) + self.max_tokens + user
 
     async def _answer(self, covered: Sequence[Message]) -> str:
         key = self._key(covered)

@@ -72,15 +72,17 @@ class _Window(CutStrategy):
 
     def _keep_tokens(self, sizes: Sequence[int], history: Sequence[Message], budget: float) -> int:
         """The earliest turn start whose view fits ``budget`` tokens; the newest turn always stays."""
-        starts = [s for s in turn_starts(history) if s > leading_system(history)]
-        room = budget - (self.tokens - sum(sizes[leading_system(history) :]))
-        tail = sum(sizes[leading_system(history) :])
         position = leading_system(history)
-        for start in starts:
-            if tail <= room:
+        tail, kept_user = sum(sizes[position:]), 0
+        room = budget - (self.tokens - tail)
+        for start in turn_starts(history):
+            if tail + kept_user <= room:
                 break
-            tail -= sum(sizes[position:start])
-            position = start
+            for i in range(position, start):
+                tail -= sizes[i]
+                if self.keep_latest_user and history[i].role == "user":
+                    kept_user = sizes[i]
+            position = max(position, start)
         return self._at(history, position)
 
 

@@ -245,6 +245,8 @@ class LlamaCpp(Dialect):
                 # The look at the slots that admitted the piece may have shown that the slot lost its prefix.
                 have = self._have(slot, ids)
                 piece = ids[: have + grant.tokens]
+                # The server drops what does not match as soon as it begins, whether or not the piece ends well.
+                self._warm[slot] = ids[:have]
                 try:
                     done = await self._evaluate(slot, piece, expect=have, at_most=grant.tokens, grant=grant)
                 except _LostError as lost:
@@ -278,9 +280,10 @@ class LlamaCpp(Dialect):
         """One streamed ``/completion``: evaluates ``ids`` and, with ``answer``, decodes on from there."""
         body: dict[str, Any] = {"prompt": ids, "id_slot": slot, "cache_prompt": True, "return_progress": True}
         body |= {"n_predict": 0} if answer is None else answer.request(at_most)
-        done = _Pass()
+        done, answered = _Pass(), False
         async with self.link.stream("~/completion", body) as events:
             async for event in events:
+                answered = True
                 progress = event.get("prompt_progress")
                 if progress is not None:
                     cached = whole(mapping(progress).get("cache")) or 0
@@ -290,6 +293,8 @@ class LlamaCpp(Dialect):
                     _finish(done, event)
                 elif answer is not None:
                     grant.report(answer.take(event))
+        if not answered:
+            raise BackendProtocolError(f"POST {self.link.root}/completion answered no events; is this llama.cpp?")
         if done.stop is None:
             raise BackendUnreachableError(f"the stream of POST {self.link.root}/completion ended early")
         if answer is None:
@@ -354,7 +359,9 @@ class LlamaCpp(Dialect):
                     self._note_loss(slot, prompt[: lost.cached])
                     lost_prompt = prompt[:-1]
                     continue
-                answer.computed += done.computed
+                # A continuation evaluates the last decoded token: that is decoding, not a prompt computed again.
+                answer.computed += max(0, done.computed - bool(answer.counts_on))
+                answer.counts_on = True
                 if done.stop in ("eos", "word"):
                     return done.stop
                 # A piece that ends inside a character brings nothing: the next one must be longer.
@@ -431,6 +438,7 @@ class _Decoded:
         self.dirty = False
         self.least = 1
         self.computed = 0
+        self.counts_on = False
         self._sampling = {"temperature": 0, **{k: v for k, v in fields.items() if k in FOR_COMPLETION}}
         self._counted = 0
 

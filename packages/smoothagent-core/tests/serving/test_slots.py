@@ -1,0 +1,37 @@
+"""Leases of llama.cpp slots."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smoothagent.serving.backend import Stream
+from smoothagent.serving.slots import SlotTable
+
+
+def test_three_slots_a_conversation_lowest_first() -> None:
+    table = SlotTable([5, 3, 4, 8, 7, 6])
+    first, second = table.lease("a"), table.lease("b")
+    assert first is not None
+    assert second is not None
+    assert [first.of(s) for s in Stream] == [3, 4, 5]
+    assert table.lease("c") is None
+    table.swap("a")
+    assert [first.of(s) for s in Stream] == [5, 4, 3]
+    table.release("a")
+    assert table.lease("c") is not None
+
+
+@given(st.lists(st.tuples(st.sampled_from(["lease", "swap", "release"]), st.integers(0, 4)), max_size=40))
+def test_no_slot_is_leased_twice_and_none_is_lost(steps: list[tuple[str, int]]) -> None:
+    table = SlotTable(range(7))
+    for step, who in steps:
+        getattr(table, step)(str(who))
+        leases = [lease for k in range(5) if (lease := table.find(str(k))) is not None]
+        used = [lease.of(s) for lease in leases for s in Stream]
+        assert len(used) == len(set(used))
+        assert set(used) == table.leased()
+    for who in range(5):
+        table.release(str(who))
+    assert table.lease("a") is not None
+    assert table.lease("b") is not None
