@@ -243,8 +243,8 @@ class Conversation:
         given, clock = self.given(), asyncio.get_running_loop().time
         before, wires, expected = list(given), wires_of(given), wires_of(self.view)
         last, log, began = self.runtime.last_commit, len(self.runtime.events), clock()
-        warm = list(self.backend.warm.get(self.runtime.session, [])) if self.backend is not None else []
         out = await self.ask(given, turn)
+        warm = list(self.backend.warm.get(self.runtime.session, [])) if self.backend is not None else []
         # The law, 7: neither the list nor what is in it was touched, and the answer is a list of its own.
         assert all(a is b for a, b in zip(given, before, strict=True))
         assert wires_of(given) == wires

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from scripted import tokens_of
 from smoothagent import OffloadStore
@@ -18,15 +18,20 @@ Wires = list[dict[str, Any]]
 
 def size(wire: Mapping[str, Any]) -> int:
     """Characters of text and calls, as `scripted.CharCounter` counts."""
-    calls = sum(len(c["function"]["name"]) + len(c["function"]["arguments"]) for c in wire.get("tool_calls") or [])
+    calls = sum(len(c["function"]["name"]) + len(c["function"]["arguments"]) for c in calls_of(wire))
     return len(text_of(wire)) + calls
+
+
+def calls_of(wire: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return cast("list[dict[str, Any]]", wire.get("tool_calls") or [])
 
 
 def text_of(wire: Mapping[str, Any]) -> str:
     content = wire.get("content")
     if isinstance(content, str):
         return content
-    return "".join(p.get("text", "") for p in content or [] if p["type"] == "text")
+    parts = cast("list[dict[str, Any]]", content or [])
+    return "".join(p.get("text", "") for p in parts if p["type"] == "text")
 
 
 def total(wires: Sequence[Mapping[str, Any]]) -> int:
@@ -45,7 +50,7 @@ def paired(wires: Sequence[Mapping[str, Any]], *, pending: bool = False) -> bool
     """The law, 4: every result has its call before it, and (unless pending ones may be) every call its result."""
     waiting: dict[str, int] = {}
     for wire in wires:
-        for call in wire.get("tool_calls") or []:
+        for call in calls_of(wire):
             waiting[call["id"]] = waiting.get(call["id"], 0) + 1
         if wire["role"] == "tool":
             if not waiting.get(wire["tool_call_id"]):

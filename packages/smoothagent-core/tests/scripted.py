@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from smoothagent import Caps, Generated, Prompt, Stream, Usage
 from smoothagent.serving.backend import Wire
@@ -18,7 +18,8 @@ def tokens_of(wires: Sequence[Wire]) -> list[str]:
     """A token list that extends exactly when the messages extend: one token per message field's word."""
     out: list[str] = []
     for wire in wires:
-        calls = [(c["function"]["name"], c["function"]["arguments"]) for c in wire.get("tool_calls") or []]
+        made = cast("list[dict[str, Any]]", wire.get("tool_calls") or [])
+        calls = [(c["function"]["name"], c["function"]["arguments"]) for c in made]
         out += [f"<{wire['role']}>", *json.dumps([wire.get("content"), calls]).split(" "), "</>"]
     return out
 
@@ -62,6 +63,7 @@ class ScriptedBackend:
     generated: Callable[[int, Generated], Generated] = lambda n, answer: answer
     arrived: Callable[[Sent], None] = lambda sent: None
     sent: list[Sent] = field(default_factory=list[Sent])
+    cancelled: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
     requests: list[tuple[str, list[Wire], bool]] = field(default_factory=list[tuple[str, list[Wire], bool]])
     warm: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
     prefills: int = 0
@@ -168,6 +170,9 @@ class ScriptedBackend:
             error = self.fault(kind, n)
             if error is not None:
                 raise error
+        except asyncio.CancelledError:
+            self.cancelled.append((kind, n))
+            raise
         finally:
             self.running -= 1
 

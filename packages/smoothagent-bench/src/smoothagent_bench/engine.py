@@ -35,11 +35,12 @@ STEP_TOKENS = 64
 START_S = 60.0
 STOP_S = 5.0
 
-# llama.cpp's threads meet at a barrier after every operator, hundreds of times a token. Sleeping there
-# (OMP_WAIT_POLICY=passive, or no spinning at all) made it 4 times slower on two cores; spinning without end
-# (active) collapses when another process wants the core, since a spinning thread keeps it from the one all
-# wait for. This many spins outlast a barrier, then the thread sleeps.
-_CHILD_ENVIRONMENT = {"GOMP_SPINCOUNT": "200000"}
+# llama.cpp's threads meet at a barrier after every operator, hundreds of times a token, and how long they spin
+# there decides everything. Measured on two cores, 300 tokens of prefill + 150 of decode: alone, 200,000 spins
+# take 2.6 s, 20,000 the same, 2,000 3.2 s; sleeping at once (OMP_WAIT_POLICY=passive) is 4 times slower. Beside
+# one other busy process, 200,000 take 30–57 s, since a spinning thread holds the core that the other thread
+# waits for; 20,000 take 3–30 s. So: long enough to outlast a barrier, not a time slice.
+_CHILD_ENVIRONMENT = {"GOMP_SPINCOUNT": "20000"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from smoothagent.errors import HistoryError
-
 DEFINITION: dict[str, Any] = {
     "type": "function",
     "function": {
@@ -36,7 +34,7 @@ async def run(tool_call: dict[str, Any], workspace: Path, seconds: float) -> str
     """Execute a call's command in the workspace, in ``seconds`` at least.
 
     Raises:
-        HistoryError: the command failed; it names it and what it said.
+        RuntimeError: the command failed; it names it and what it said.
     """
     command = str(json.loads(tool_call["function"]["arguments"])["command"])
     sleeping = asyncio.create_task(asyncio.sleep(seconds))
@@ -54,5 +52,5 @@ async def run(tool_call: dict[str, Any], workspace: Path, seconds: float) -> str
         sleeping.cancel()
     if process.returncode != 0:
         said = errors.decode(errors="replace").strip()
-        raise HistoryError(f"the tool's command {command!r} ended with status {process.returncode}: {said}")
+        raise RuntimeError(f"the tool's command {command!r} ended with status {process.returncode}: {said}")
     return output.decode()

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from smoothagent.codec import Codec
-from smoothagent.errors import BackendError
 from smoothagent.lane import Lane
 from smoothagent.message import Message
 from smoothagent.model import LaneModel, ModelHost
@@ -176,20 +175,22 @@ class LookaheadJob(Generic[M]):
             # One ordered lane a conversation: a cancelled job first lets go of the server.
             await asyncio.wait({asyncio.wrap_future(self.after)}, timeout=10.0)
         self._wake = asyncio.Event()
-        length = len(self.snapshot.messages)
         try:
             await self._transform()
+            self._settle()
+            await self._follow(self._wake)
         except Exception as error:
             self._settle()
-            self.host.job_failed(self.id, error, length)
-            return
-        self._settle()
+            self.host.job_failed(self.id, error, len(self.snapshot.messages))
+
+    async def _follow(self, wake: asyncio.Event) -> None:
+        """Warm what is there, then what comes."""
         while True:
             await self._warm()
             if not self._more:
                 self.host.job_warmed(self.id)
-                await self._wake.wait()
-            self._wake.clear()
+                await wake.wait()
+            wake.clear()
             self._more = False
             if self._twin().should_lookahead():
                 await self._transform()
@@ -224,7 +225,9 @@ class LookaheadJob(Generic[M]):
                 return
             for end in [len(target)] if caps.classes else self._steps(target):
                 await self._prefill(self.backend, target[:end])
-        except BackendError as error:
+        except Exception as error:
+            # Whatever it was, the transformation stands and need not wait for warmth that does not come.
+            self.prefills = False
             self.host.prefill_failed(error)
 
     async def _prefill(self, backend: Backend, target: list[Message]) -> None:

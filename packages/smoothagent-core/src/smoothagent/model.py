@@ -71,7 +71,7 @@ class LaneModel:
             usage = answer.usage
             host.ledger.add(
                 prefilled_tokens=max(0, usage.prompt_tokens - (usage.cached_tokens or 0)),
-                generated_tokens=usage.completion_tokens,
+                generated_tokens=max(0, usage.completion_tokens),
             )
         if answer.tool_calls and not answer.text.strip():
             raise SummaryRejectedError(

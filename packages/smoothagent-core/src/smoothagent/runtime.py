@@ -280,10 +280,13 @@ class LookaheadRuntime(Generic[M]):
     def _commit_point(self, messages: Sequence[M], *, waited: bool = False) -> CommitPoint:
         due = self._ask("should_commit")
         job = self._job
-        if due and (job is None or job.la is not None):
+        at_ceiling = self._at_ceiling()
+        strategy = self.strategy
+        decides = job is None or job.la is not None or waited or at_ceiling or (strategy.exact and not strategy.defer)
+        if due and decides:
             # What cannot be committed yet need not be verified yet: that costs a pass over all messages.
             self._conversation.reverify(messages)
-            due = self._ask("should_commit")
+            due, at_ceiling = self._ask("should_commit"), self._at_ceiling()
         tail, warm = ("ok", False) if job is None or not due else self._freshness(job)
         return CommitPoint(
             length=len(self._conversation.view),
@@ -291,12 +294,15 @@ class LookaheadRuntime(Generic[M]):
             prompt=self._conversation.prompt_digest,
             due=due,
             tail=tail,
-            defer=self.strategy.defer,
-            at_ceiling=self._ceiling is not None and self._conversation.tokens >= self._ceiling,
+            defer=strategy.defer,
+            at_ceiling=at_ceiling,
             waited=waited,
-            exact=self.strategy.exact,
+            exact=strategy.exact,
             warm=warm,
         )
+
+    def _at_ceiling(self) -> bool:
+        return self._ceiling is not None and self._conversation.tokens >= self._ceiling
 
     def _freshness(self, job: LookaheadJob[M]) -> tuple[str, bool]:
         """Whether what is prepared leaves the right tail, and whether what is cold of it matters little."""
@@ -306,7 +312,10 @@ class LookaheadRuntime(Generic[M]):
             tail = sum(view.sizes[job.planned :])
             return self.strategy.tail_fits(tail, conversation.fixed + tail) if job.planned else "ok", False
         twin = self.strategy.snapshot(job.la)
-        done = twin.commit(view.messages)
+        try:
+            done = twin.commit(view.messages)
+        except Exception:
+            return "ok", True  # the commit itself will say what is wrong
         if done is None:
             return "long", True  # not what is due now: made anew, as a stale one
         after = conversation.count(done.head) + sum(view.sizes[done.covered :])
@@ -346,7 +355,10 @@ class LookaheadRuntime(Generic[M]):
         """The end of a transformation on the critical path."""
         if ended.error is None and ended.in_time:
             return self._splice(ended.value, "lookahead" if self._job is not None else "sync")
-        error = ended.error
+        return self._failed(ended.error)
+
+    def _failed(self, error: Exception | None) -> list[M]:
+        """A transformation on the critical path failed: the agent goes on with the history as it is."""
         if error is None or isinstance(error, SmoothAgentError):
             self._observer.say_once("transform", f"the transformation failed, the history is kept: {error}")
         else:
@@ -357,7 +369,10 @@ class LookaheadRuntime(Generic[M]):
     def _splice(self, twin: LookaheadStrategy, kind: str) -> list[M]:
         """Replace the prefix of the view by what was prepared; a commit that saves too little is not made."""
         conversation, view, job = self._conversation, self._conversation.view, self._job
-        done = twin.commit(view.messages)
+        try:
+            done = twin.commit(view.messages)
+        except Exception as error:
+            return self._failed(error)
         if done is None or not 0 < done.covered <= len(view):
             return self._unchanged(SynchronousFailed(len(view)), "unfit")
         before, messages = conversation.tokens, len(view)
@@ -537,7 +552,7 @@ class LookaheadRuntime(Generic[M]):
 
     def job_prefilled(self, usage: Usage) -> None:
         """Tokens were prefilled ahead."""
-        cached = usage.cached_tokens or 0
+        cached = max(0, usage.cached_tokens or 0)
         self.ledger.add(prefilled_tokens=max(0, usage.prompt_tokens - cached), reused_tokens=cached)
 
     def prefill_failed(self, error: Exception) -> None:

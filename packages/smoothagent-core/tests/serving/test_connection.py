@@ -22,6 +22,7 @@ from smoothagent.errors import (
     RateLimitedError,
 )
 from smoothagent.prompt import Prompt
+from smoothagent.serving.backend import Backend, Stream
 from smoothagent.serving.connection import Connection, refusal, retry_after, sendable
 from smoothagent.serving.openai import OpenAIBackend
 from virtual_clock import run_virtual
@@ -199,6 +200,11 @@ def test_a_named_dialect_that_does_not_fit_is_an_error() -> None:
     for name, server in (("sglang", FakeLlama()), ("llama.cpp", FakeChat()), ("vllm", FakeLlama())):
         with pytest.raises(BackendProtocolError, match="leave dialect='auto'"):
             run_virtual(OpenAIBackend(client=server.client(), dialect=name).caps())
+
+
+def test_the_backend_is_a_backend() -> None:
+    backend: Backend = OpenAIBackend("http://x/v1")
+    assert backend.route("c", Stream.MAIN) == {}
 
 
 def test_impossible_settings() -> None:

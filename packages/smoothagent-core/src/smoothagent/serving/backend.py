@@ -77,7 +77,8 @@ class Backend(Protocol):
     """One model server, shared by many conversations. All coroutines run on the lane's loop.
 
     ``conversation`` is an opaque key of one agent's stream. The other methods do no I/O and may be
-    called from any thread. Cancelling a coroutine stops the request on the server. Failures raise `smoothagent.errors.BackendError` subclasses.
+    called from any thread. Cancelling a coroutine stops the request on the server. Failures raise
+    `smoothagent.errors.BackendError` subclasses.
     """
 
     async def caps(self) -> Caps:

@@ -10,6 +10,7 @@ from itertools import accumulate
 from smoothagent.errors import ConfigurationError, SummaryRejectedError
 from smoothagent.limits import Limits
 from smoothagent.message import Message, canonical, leading_system
+from smoothagent.prompt import Prompt
 from smoothagent.strategies.window import latest_user
 from smoothagent.strategy import CutStrategy, Prediction
 from smoothagent.turns import last_safe_cut, safe_cuts
@@ -64,13 +65,18 @@ class Summarize(CutStrategy):
         self.max_tokens, self.question, self.prefix = max_tokens, question, prefix
         self.accept_cut_off = accept_cut_off
         self._answers: OrderedDict[str, str] = OrderedDict()
+        self._prompt = ""
+
+    def check(self, prompt: Prompt) -> None:
+        """Refuses nothing; notes for which prompt answers are memoised, since another model's is another."""
+        self._prompt = prompt.digest()
 
     def should_commit(self) -> bool:
         """Whether the trigger is reached and there is something to summarize."""
         return self.tokens >= self.limits.hard and self.cut(self.main.messages) > leading_system(self.main.messages)
 
     def cut(self, history: Sequence[Message]) -> int:
-        """The last safe cut whose view has at most hard - keep tokens; one that leaves ``keep`` where that is too little.
+        """The last safe cut whose view has at most hard - keep tokens; one that leaves ``keep`` if that is too little.
 
         It is too little where more than twice ``keep`` would stay, or where the new view would not be below
         hard and the next turn would have to summarize again.
@@ -147,7 +153,7 @@ class Summarize(CutStrategy):
         return self._answers[key]
 
     def _key(self, covered: Sequence[Message]) -> str:
-        digest = hashlib.sha256(f"{self.question}\0{self.max_tokens}\0".encode())
+        digest = hashlib.sha256(f"{self._prompt}\0{self.question}\0{self.max_tokens}\0".encode())
         for message in covered:
             digest.update(canonical(message, None))
         return digest.hexdigest()

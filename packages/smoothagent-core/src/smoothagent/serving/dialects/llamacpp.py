@@ -73,6 +73,7 @@ class LlamaCpp(Dialect):
         self._sees_slots = False
         self._warm: dict[int, list[int]] = {}
         self._seen: dict[int, int | None] = {}
+        self._guessed: set[int] = set()
         self._texts: dict[str, list[int]] = {}
 
     async def probe(self) -> None:
@@ -252,6 +253,7 @@ class LlamaCpp(Dialect):
                 except _LostError as lost:
                     self._note_loss(slot, ids[: lost.cached])
                     continue
+                self._guessed.discard(slot)
                 self._warm[slot] = piece
                 self._seen[slot] = len(piece)
                 computed += done.computed
@@ -268,6 +270,9 @@ class LlamaCpp(Dialect):
     def _note_loss(self, slot: int, kept: list[int]) -> None:
         self._warm[slot] = kept
         self._seen.pop(slot, None)
+        if slot in self._guessed:
+            self._guessed.discard(slot)
+            return
         self.stats.lost += 1
         self.notes["lost"] = (
             f"llama.cpp: slot {slot} no longer held what was warmed there ({self.stats.lost} times so far). Start the "
@@ -387,8 +392,9 @@ class LlamaCpp(Dialect):
         while grant is None or grant.preempted:
             async with pacer.piece(conversation, Kind.COPY, at_rest=True) as grant:
                 held = await self._copy(lease.main, lease.summary)
-                # Taken for granted until the server says otherwise: the summary request begins with main's prompt.
+                # Where the summary request leaves main's prompt is not known: the server's first answer tells.
                 self._warm[lease.summary] = ids[:held]
+                self._guessed.add(lease.summary)
                 self._seen.pop(lease.summary, None)
         return lease.summary, False
 
