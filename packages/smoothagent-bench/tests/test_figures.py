@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
-from bench_rows import row, run
 from hypothesis import given
 from hypothesis import strategies as st
+
+from bench_rows import row, run
 from smoothagent_bench import figures
 from smoothagent_bench.figures import Pair, Runs, episodes, ordinary_twins, p99, pairs, strategy_figures, summarize
 from smoothagent_bench.record import Row
@@ -169,12 +171,10 @@ turn_lists = st.lists(st.tuples(seconds, st.booleans(), st.booleans()), min_size
 
 @given(turn_lists)
 def test_every_commit_ends_one_episode_and_no_turn_is_in_two(turns: list[tuple[float, bool, bool]]) -> None:
-    rows = [
-        row("lookahead", i, s, commit=commit, reached_hard=reached) for i, (s, commit, reached) in enumerate(turns)
-    ]
+    rows = [row("lookahead", i, s, commit=commit, reached_hard=reached) for i, (s, commit, reached) in enumerate(turns)]
     found = episodes(rows)
     assert [e.commit.turn for e in found] == [r.turn for r in rows if r.commit]
-    for before, after in zip(found, found[1:], strict=False):
+    for before, after in itertools.pairwise(found):
         assert before.commit.turn < after.first
     for episode in found:
         assert episode.first <= episode.slowest.turn <= episode.commit.turn

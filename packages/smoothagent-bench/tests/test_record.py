@@ -4,9 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from bench_rows import row, run
 from hypothesis import given
 from hypothesis import strategies as st
+
+from bench_rows import row, run
 from smoothagent import ConfigurationError, StoreUnavailableError
 from smoothagent_bench.record import Group, ResultsFile, Row, by_run, check_settings
 
@@ -17,7 +18,9 @@ def test_rows_survive_the_file(tmp_path: Path) -> None:
     results.append(rows)
     assert results.rows() == rows
     first = json.loads(results.path.read_text(encoding="utf-8").splitlines()[0])
-    assert {"strategy", "mode", "agent", "turn", "commit", "commit_s", "ttft_s", "turn_s", "prompt_tokens"} <= set(first)
+    assert {"strategy", "mode", "agent", "turn", "commit", "commit_s", "ttft_s", "turn_s", "prompt_tokens"} <= set(
+        first
+    )
     assert {"cached_tokens", "completion_tokens", "tbt_p99_s", "lookahead"} <= set(first)
 
 

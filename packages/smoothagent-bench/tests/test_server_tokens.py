@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
+
 from fake_tokens import FakeRenderer
 from smoothagent import BackendProtocolError, BackendUnreachableError, Message, Prompt, ToolCall
 from smoothagent_bench.tokens import ServerTokens, open_tokens, wire_message

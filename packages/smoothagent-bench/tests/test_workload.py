@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_tokens import fake_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from fake_tokens import fake_tokens
 from smoothagent import ConfigurationError, Message
 from smoothagent_bench import tool
 from smoothagent_bench.harness import find_harness
@@ -115,8 +116,7 @@ def test_a_code_base_that_is_used_up_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("x = 1\n" * 60, encoding="utf-8")
     reader = Reader(tmp_path, ["a.py"], fake_tokens().text, "0")
     with pytest.raises(ConfigurationError, match="run fewer steps"):
-        for _ in range(60):
-            reader.next(10)
+        list(map(reader.next, [10] * 60))
 
 
 def test_profiles_are_possible() -> None:
@@ -163,9 +163,9 @@ def test_variants() -> None:
 @pytest.mark.parametrize(
     ("kind", "below", "at"),
     [
-        ("offload", {"turns": 99, "tokens": 1_399}, {"turns": 0, "tokens": 1_400}),
-        ("summarize", {"turns": 99, "tokens": 1_399}, {"turns": 0, "tokens": 1_400}),
-        ("keep-recent", {"turns": 8, "tokens": 9_999}, {"turns": 9, "tokens": 0}),
+        ("offload", {"turns": 99, "tokens": 999}, {"turns": 0, "tokens": 1_000}),
+        ("summarize", {"turns": 99, "tokens": 999}, {"turns": 0, "tokens": 1_000}),
+        ("keep-recent", {"turns": 7, "tokens": 9_999}, {"turns": 8, "tokens": 0}),
         ("sliding-window", {"turns": 3, "tokens": 9_999}, {"turns": 4, "tokens": 0}),
     ],
 )
@@ -175,5 +175,5 @@ def test_triggers(kind: str, below: dict[str, Any], at: dict[str, Any]) -> None:
 
 
 def test_an_unknown_harness_names_those_there_are() -> None:
-    with pytest.raises(ConfigurationError, match="unknown harness 'nosuch': installed are .*plain"):
+    with pytest.raises(ConfigurationError, match=r"unknown harness 'nosuch': installed are .*plain"):
         find_harness("nosuch")

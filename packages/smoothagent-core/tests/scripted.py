@@ -49,6 +49,7 @@ class ScriptedBackend:
 
     Kinds are ``prefill``, ``generate``, ``synchronous`` (generate on the critical path) and ``promote``.
     ``pause(kind, n)`` overrides the delay of the n-th prefill or generation, `HANG` for ever;
+    A cancelled request takes ``unwind`` seconds to let go of the server.
     ``generated(n, answer)`` overrides the n-th answer. Threads that have no clock may use ``delay=0``.
     """
 
@@ -63,6 +64,7 @@ class ScriptedBackend:
     generated: Callable[[int, Generated], Generated] = lambda n, answer: answer
     arrived: Callable[[Sent], None] = lambda sent: None
     sent: list[Sent] = field(default_factory=list[Sent])
+    unwind: float = 0.0
     cancelled: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
     requests: list[tuple[str, list[Wire], bool]] = field(default_factory=list[tuple[str, list[Wire], bool]])
     warm: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
@@ -172,6 +174,8 @@ class ScriptedBackend:
                 raise error
         except asyncio.CancelledError:
             self.cancelled.append((kind, n))
+            if self.unwind:
+                await asyncio.sleep(self.unwind)
             raise
         finally:
             self.running -= 1

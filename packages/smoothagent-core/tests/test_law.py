@@ -150,9 +150,7 @@ SUMMARIZE = Kit(
     hard=900,
     keep=250,
 )
-SUMMARIZE_WIDE = replace(
-    SUMMARIZE, name="Summarize(900, keep=400)", due=lambda view: summary_due(view, 900, 400), keep=400
-)
+SUMMARIZE_WIDE = replace(SUMMARIZE, name="Summarize(900, keep=400)", due=wide_due, keep=400)
 WINDOWS = [
     KEEP_RECENT,
     Kit(
@@ -650,6 +648,52 @@ def test_closing_in_the_middle_stops_the_work_and_says_so_afterwards(
             runtime.on_segment_boundary(conversation.view)
         await runtime.aclose()
         assert server.released == [runtime.session]
+
+    run_virtual(main())
+
+
+def test_a_dropped_lookahead_lets_go_of_the_server_before_the_next_begins() -> None:
+    """One ordered lane a conversation."""
+    server = backend(delay=5.0)
+    server.unwind = 1.0
+    overlaps: list[str] = []
+    server.arrived = lambda sent: overlaps.append(sent.kind) if server.running else None
+
+    async def main() -> None:
+        runtime = runtime_of(summary(900, 250), server)
+        conversation = Conversation(runtime, None)
+        await conversation.run(steady(4))
+        runtime.on_segment_boundary(conversation.view)
+        await asyncio.sleep(0.5)
+        assert server.running == 1
+        forked = [*conversation.view[:4], *wires_of(conversation.view[4:]), {"role": "user", "content": "x"}]
+        forked[1] = {"role": "user", "content": "another task"}
+        runtime.on_segment_boundary(forked, prompt=Prompt(model="another"))
+        await asyncio.sleep(0.5)
+        runtime.on_segment_boundary(forked)
+        await asyncio.sleep(3.0)
+        assert server.generations == 2
+        assert server.cancelled == [("generate", 1)]
+        assert overlaps == []
+        await runtime.aclose()
+        assert server.running == 0
+
+    run_virtual(main())
+
+
+def test_closing_waits_for_what_was_cancelled_to_have_stopped() -> None:
+    server = backend(delay=50.0)
+    server.unwind = 1.0
+
+    async def main() -> None:
+        runtime = runtime_of(summary(900, 250), server)
+        conversation = Conversation(runtime, None)
+        await conversation.run(steady(4))
+        await asyncio.sleep(0.5)
+        assert server.running == 1
+        await runtime.aclose()
+        assert server.running == 0
+        assert server.cancelled == [("generate", 1)]
 
     run_virtual(main())
 

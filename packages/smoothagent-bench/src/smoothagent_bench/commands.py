@@ -72,7 +72,7 @@ def demo(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--out", type=Path, default=Path("smoothagent-demo"), metavar="DIR", help="default: %(default)s"
     )
-    parser.add_argument("--tool-seconds", type=_seconds, default=1.0, metavar="S", help="how long a tool takes")
+    parser.add_argument("--tool-seconds", type=_seconds, default=1.5, metavar="S", help="default: %(default)s")
     options = parser.parse_args(argv)
     order = Order(
         command=("smoothagent", "demo", *argv),

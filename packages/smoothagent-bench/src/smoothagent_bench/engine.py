@@ -131,9 +131,14 @@ class EmbeddedEngine:
     ) -> None:
         self._stop()
 
+    @property
+    def ended(self) -> bool:
+        """Whether its process is not running, or no more."""
+        return self._process is None or self._process.poll() is not None
+
     def check(self) -> None:
         """Raise BackendUnreachableError with the engine's last words where its process has ended."""
-        if self._process is None or self._process.poll() is not None:
+        if self.ended:
             raise BackendUnreachableError(f"the embedded engine has died: {self.last_words()}")
 
     def last_words(self, lines: int = 3) -> str:

@@ -15,6 +15,7 @@ from smoothagent.prompt import Prompt
 from smoothagent.record import CommitRecord, Whole, covered_after, head_after
 from smoothagent.strategy import Commit, LookaheadStrategy
 from smoothagent.tokens import EstimateCounter, TokenCounter
+from smoothagent.turns import safe_cuts
 
 M = TypeVar("M")
 log = logging.getLogger("smoothagent")
@@ -118,10 +119,13 @@ class Conversation(Generic[M]):
         natives.learn(view.messages, view.natives)
         head = [natives.of(m) for m in done.head]
         after = [*head, *view.natives[done.covered :]]
-        covered = covered_after(record, self.raw, done.covered)
+        # Ids may be minted anew with each input, so no call of the recorded head may have its result in the tail.
+        boundary = next((c for c in safe_cuts(view.messages) if c >= done.covered), done.covered)
+        verbatim = [*head, *view.natives[done.covered : boundary]]
+        covered = covered_after(record, self.raw, boundary)
         digest = self._input.digest(covered)
         assert digest is not None, "a commit covers messages of its input"
-        new_head = head_after(view.natives, head, done.covered, record, self.raw)
+        new_head = head_after(view.natives, verbatim, boundary, record, self.raw)
         self.known = max(0, self.known - done.covered) + len(head)
         spliced: History[M] = History(self.codec, self.counter.count)
         spliced.update(after)

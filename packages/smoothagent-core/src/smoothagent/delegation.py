@@ -92,8 +92,8 @@ class Delegation(Generic[M]):
     def on_commit(self, instruction: str) -> list[M]:
         """The sub-agent's first messages: ``head ‖ instruction(text)``. Never waits."""
         self._check()
-        self._committed = True
-        if self._future is not None:
+        first, self._committed = not self._committed, True
+        if first and self._future is not None:
             self._future.cancel()
             if self._backend is not None and self._touched:
                 if not instruction.startswith(self._text):

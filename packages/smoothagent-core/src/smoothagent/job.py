@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import inspect
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -281,6 +282,8 @@ async def blocking(lane: Lane, fn: Callable[[], Awaitable[None] | None]) -> Awai
 
     def deliver(result: Awaitable[None] | None, error: BaseException | None) -> None:
         if done.done():
+            if inspect.iscoroutine(result):
+                result.close()  # cancelled meanwhile: nobody will await it
             return
         if error is not None:
             done.set_exception(error)

@@ -7,6 +7,7 @@ not to the turn that started it. A daemon thread never delays interpreter exit; 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import concurrent.futures
 import contextvars
 import os
@@ -76,6 +77,21 @@ class ThreadLane:
             raise RuntimeError("a blocking hook was called on the lookahead lane itself: use the async twin there")
         return future.result(timeout)
 
+    def shut_down(self) -> None:
+        """At interpreter exit: cancel what is left, so that nothing is reported as lost; takes a moment at most."""
+        loop, thread = self._loop, self._thread
+        if loop is None or thread is None or not loop.is_running():
+            return
+
+        def stop() -> None:
+            for task in asyncio.all_tasks(loop):
+                task.cancel()
+            # Two rounds: one for the cancellations to arrive, one for what they wake.
+            loop.call_soon(loop.call_soon, loop.stop)
+
+        loop.call_soon_threadsafe(stop)
+        thread.join(_EXIT_SECONDS)
+
     def reset(self) -> None:
         """Forget thread and loop; in a forked child they do not exist."""
         self._lock = threading.Lock()
@@ -92,12 +108,16 @@ class ThreadLane:
             return self._loop
 
 
+_EXIT_SECONDS = 0.5
+
+
 def _run(loop: asyncio.AbstractEventLoop) -> None:
     asyncio.set_event_loop(loop)
     loop.run_forever()
 
 
 _process_lane = ThreadLane()
+atexit.register(_process_lane.shut_down)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_process_lane.reset)
 

@@ -107,7 +107,12 @@ class Growth:
         """Tokens the context will gain while a lookahead of the usual length runs."""
         if self.turn_seconds <= 0:
             return 0
-        return int(self.per_turn * (self.lookahead_seconds / self.turn_seconds + 1))
+        turns = self.lookahead_seconds / max(self.turn_seconds, _INSTANT)
+        return int(self.per_turn * (turns + 1))
+
+
+_INSTANT = 1e-6
+"""Seconds below which a turn takes no time."""
 
 
 def _ewma(old: float, new: float, weight: float = 0.3) -> float:

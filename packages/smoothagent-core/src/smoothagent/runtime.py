@@ -115,6 +115,7 @@ class LookaheadRuntime(Generic[M]):
         self._job: LookaheadJob[M] | None = None
         self._previous: concurrent.futures.Future[None] | None = None
         self._job_started = 0.0
+        self._critical: concurrent.futures.Future[LookaheadStrategy] | None = None
         self._checked: Prompt | None = None
         self._conversation = Conversation(self.codec, tokens or EstimateCounter(), self.strategy, prompt or Prompt())
         self._observer = Observer(self.session, self.ledger, self._lane.time)
@@ -228,6 +229,8 @@ class LookaheadRuntime(Generic[M]):
             if self._closed:
                 return None
             self._closed = True
+            if self._critical is not None:
+                self._critical.cancel()  # frees a caller that waits for it
             job = self._job
             self._drop_job("closed")
             self._observer.closing()
@@ -349,7 +352,8 @@ class LookaheadRuntime(Generic[M]):
             return self._waited_for(Ended(error=error))
         if work is None:
             return self._waited_for(Ended(twin))
-        return Wait(self._lane.spawn(_finished(work, twin)), None)
+        self._critical = self._lane.spawn(_finished(work, twin))
+        return Wait(self._critical, None)
 
     def _waited_for(self, ended: Ended) -> list[M]:
         """The end of a transformation on the critical path."""
@@ -359,6 +363,8 @@ class LookaheadRuntime(Generic[M]):
 
     def _failed(self, error: Exception | None) -> list[M]:
         """A transformation on the critical path failed: the agent goes on with the history as it is."""
+        if self._closed:
+            return list(self._conversation.view.natives)
         if error is None or isinstance(error, SmoothAgentError):
             self._observer.say_once("transform", f"the transformation failed, the history is kept: {error}")
         else:

@@ -10,6 +10,7 @@ Two ways, either is enough:
 from __future__ import annotations
 
 import copy
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Sequence
 from typing import NamedTuple, Protocol, Self
@@ -208,16 +209,23 @@ class CutStrategy(LookaheadStrategy):
         history = self.main.messages
         prediction = self.predict(history) or Prediction(self.cut(history), tail=True)
         lead = leading_system(history)
-        rewritten = self.rewrite(history[lead : prediction.cut])
+        covered = history[lead : prediction.cut]
+        # Called later, so that a lookahead cancelled before it begins leaves no coroutine unawaited.
+        rewritten = None if inspect.iscoroutinefunction(self.rewrite) else self.rewrite(covered)
         if not isinstance(rewritten, list):
-            return self._prepare_later(history[:lead], rewritten, prediction)
+            return self._prepare_later(history[:lead], covered, rewritten, prediction)
         self._prepared(history[:lead], rewritten, prediction)
         return None
 
     async def _prepare_later(
-        self, lead: list[Message], rewriting: Awaitable[list[Message]], prediction: Prediction
+        self,
+        lead: list[Message],
+        covered: list[Message],
+        begun: Awaitable[list[Message]] | None,
+        prediction: Prediction,
     ) -> None:
-        self._prepared(lead, await rewriting, prediction)
+        rewriting = self.rewrite(covered) if begun is None else begun
+        self._prepared(lead, rewriting if isinstance(rewriting, list) else await rewriting, prediction)
 
     def _prepared(self, lead: list[Message], rewritten: list[Message], prediction: Prediction) -> None:
         self.la.transformed = [*lead, *rewritten]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, Self, TypeVar, cast
 
 from smoothagent.request import MainRequest
 
 C = TypeVar("C")
+
+_PATH = ("chat", "completions")
 
 
 def wrap(client: C, main_request: Callable[[], MainRequest]) -> C:
@@ -17,7 +19,7 @@ def wrap(client: C, main_request: Callable[[], MainRequest]) -> C:
     Works for ``OpenAI`` and ``AsyncOpenAI``, streaming or not; everything else is the client's own.
     Answers, chunks and errors come through unchanged.
     """
-    return cast("C", _Proxy(client, ("chat", "completions"), main_request))
+    return cast("C", _Proxy(client, _PATH, main_request))
 
 
 class _Proxy:
@@ -30,25 +32,37 @@ class _Proxy:
             return _Proxy(value, self._path[1:], self._main_request)
         if not self._path and name == "create":
             return _create(value, self._main_request)
+        if self._path == _PATH and name in ("with_options", "copy"):
+            return self._copying(value)
         return value
+
+    def _copying(self, copy: Callable[..., Any]) -> Callable[..., Any]:
+        def copied(*args: Any, **kwargs: Any) -> Any:
+            return wrap(copy(*args, **kwargs), self._main_request)
+
+        return copied
+
+    # Python looks these up on the class, where ``__getattr__`` is not asked.
+    def __enter__(self) -> Self:
+        self._target.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> Any:
+        return self._target.__exit__(*error)
+
+    async def __aenter__(self) -> Self:
+        await self._target.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: object) -> Any:
+        return await self._target.__aexit__(*error)
 
 
 def _create(create: Callable[..., Any], main_request: Callable[[], MainRequest]) -> Callable[..., Any]:
-    if inspect.iscoroutinefunction(create):
-
-        async def acreate(*args: Any, **kwargs: Any) -> Any:
-            request = main_request()
-            request.__enter__()
-            try:
-                answer = await create(*args, **merged(kwargs, request.extras))
-            except BaseException as error:
-                request.__exit__(type(error), error, None)
-                raise
-            if kwargs.get("stream"):
-                return _AsyncStream(answer, request)
-            return _whole(answer, request)
-
-        return acreate
+    async def acreate(*args: Any, **kwargs: Any) -> Any:
+        request = main_request()
+        await request.__aenter__()
+        return await _finished(lambda: create(*args, **merged(kwargs, request.extras)), request, kwargs)
 
     def screate(*args: Any, **kwargs: Any) -> Any:
         request = main_request()
@@ -58,11 +72,21 @@ def _create(create: Callable[..., Any], main_request: Callable[[], MainRequest])
         except BaseException as error:
             request.__exit__(type(error), error, None)
             raise
-        if kwargs.get("stream"):
-            return _Stream(answer, request)
-        return _whole(answer, request)
+        if inspect.isawaitable(answer):
+            return _finished(lambda: answer, request, kwargs)
+        return _Stream(answer, request) if kwargs.get("stream") else _whole(answer, request)
 
-    return screate
+    # The client's own decorators hide that its method is a coroutine function.
+    return acreate if inspect.iscoroutinefunction(inspect.unwrap(create)) else screate
+
+
+async def _finished(call: Callable[[], Awaitable[Any]], request: MainRequest, kwargs: dict[str, Any]) -> Any:
+    try:
+        answer = await call()
+    except BaseException as error:
+        request.__exit__(type(error), error, None)
+        raise
+    return _AsyncStream(answer, request) if kwargs.get("stream") else _whole(answer, request)
 
 
 def merged(kwargs: dict[str, Any], extras: dict[str, Any]) -> dict[str, Any]:
@@ -92,7 +116,10 @@ def _saw(chunk: Any, request: MainRequest) -> None:
 
 
 class _Stream:
-    """A stream that tells its request what passes; iteration, closing and attributes are the stream's own."""
+    """A stream that tells its request what passes; iteration, closing and attributes are the stream's own.
+
+    One that is given up before its first token ends like one that failed: it had none.
+    """
 
     def __init__(self, stream: Any, request: MainRequest) -> None:
         self._stream, self._request = stream, request
@@ -103,14 +130,16 @@ class _Stream:
             for chunk in self._stream:
                 _saw(chunk, self._request)
                 yield chunk
-        finally:
-            self._end()
+        except BaseException as error:
+            self._end(error)
+            raise
+        self._end()
 
     def __next__(self) -> Any:
         try:
             chunk = next(self._stream)
-        except BaseException:
-            self._end()
+        except BaseException as error:
+            self._end(None if isinstance(error, (StopIteration, StopAsyncIteration)) else error)
             raise
         _saw(chunk, self._request)
         return chunk
@@ -120,21 +149,21 @@ class _Stream:
         return self
 
     def __exit__(self, *error: object) -> Any:
-        self._end()
+        self._end(GeneratorExit())
         return self._stream.__exit__(*error)
 
     def close(self) -> None:
         """Close the stream."""
-        self._end()
+        self._end(GeneratorExit())
         self._stream.close()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
-    def _end(self) -> None:
+    def _end(self, error: BaseException | None = None) -> None:
         if not self._over:
             self._over = True
-            self._request.__exit__(None, None, None)
+            self._request.__exit__(type(error) if error is not None else None, error, None)
 
 
 class _AsyncStream:
@@ -149,14 +178,16 @@ class _AsyncStream:
             async for chunk in self._stream:
                 _saw(chunk, self._request)
                 yield chunk
-        finally:
-            self._end()
+        except BaseException as error:
+            self._end(error)
+            raise
+        self._end()
 
     async def __anext__(self) -> Any:
         try:
             chunk = await self._stream.__anext__()
-        except BaseException:
-            self._end()
+        except BaseException as error:
+            self._end(None if isinstance(error, (StopIteration, StopAsyncIteration)) else error)
             raise
         _saw(chunk, self._request)
         return chunk
@@ -166,18 +197,18 @@ class _AsyncStream:
         return self
 
     async def __aexit__(self, *error: object) -> Any:
-        self._end()
+        self._end(GeneratorExit())
         return await self._stream.__aexit__(*error)
 
     async def close(self) -> None:
         """Close the stream."""
-        self._end()
+        self._end(GeneratorExit())
         await self._stream.close()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
-    def _end(self) -> None:
+    def _end(self, error: BaseException | None = None) -> None:
         if not self._over:
             self._over = True
-            self._request.__exit__(None, None, None)
+            self._request.__exit__(type(error) if error is not None else None, error, None)

@@ -1,0 +1,248 @@
+"""Isolation: the sub-agent's prompt is warm before its instruction is complete, and nobody else notices."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conversations import runtime_of
+from scripted import WHO, ScriptedBackend, tokens_of
+from smoothagent import (
+    BackendUnreachableError,
+    ClosedError,
+    Delegation,
+    KeepRecent,
+    Prompt,
+    Stream,
+    Usage,
+)
+from virtual_clock import run_virtual
+
+HEAD: list[dict[str, Any]] = [{"role": "system", "content": "you are a sub-agent"}]
+FILES: list[dict[str, Any]] = [{"role": "user", "content": "file contents"}]
+PROMPT = Prompt(model="sub", tools=[{"type": "function", "function": {"name": "sed"}}])
+
+
+def instruction(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": f"Task: {text}"}
+
+
+def delegated(
+    test: Callable[[Delegation[Any], ScriptedBackend], Awaitable[None]],
+    backend: ScriptedBackend | None = None,
+    **more: Any,
+) -> None:
+    server = backend or ScriptedBackend(delay=0.1)
+
+    async def main() -> None:
+        runtime = runtime_of(KeepRecent(2, at_turns=4), server, **more)
+        delegation = runtime.delegate(prompt=PROMPT, head=HEAD, instruction=instruction)
+        await test(delegation, server)
+        await delegation.aclose()
+        await runtime.aclose()
+        assert server.running == 0
+
+    run_virtual(main())
+
+
+def test_the_head_is_warmed_at_once_and_the_instruction_as_it_streams() -> None:
+    async def test(delegation: Delegation[Any], server: ScriptedBackend) -> None:
+        await asyncio.sleep(1)
+        assert [s.messages for s in server.sent] == [HEAD]
+        delegation.feed("read")
+        await asyncio.sleep(1)
+        delegation.feed(" it all")
+        delegation.extend(FILES)
+        await asyncio.sleep(1)
+        assert server.sent[-1].messages == [*HEAD, *FILES, instruction("read it all")]
+        assert all(s.prompt == PROMPT and s.conversation == delegation.session for s in server.sent)
+        assert delegation.warmed_text == len("read it all")
+        out = await delegation.aon_commit("read it all and answer")
+        assert out == [*HEAD, *FILES, instruction("read it all and answer")]
+        assert server.commits == 1
+
+    delegated(test)
+
+
+@given(st.lists(st.text(max_size=8), max_size=6), st.sampled_from([0.0, 0.05, 1.0]))
+@settings(max_examples=30)
+def test_every_prefill_is_a_prefix_of_the_request_but_for_the_growing_message(texts: list[str], pause: float) -> None:
+    async def test(delegation: Delegation[Any], server: ScriptedBackend) -> None:
+        for text in texts:
+            delegation.feed(text)
+            await asyncio.sleep(pause)
+        whole = "".join(texts)
+        out = delegation.on_commit(whole)
+        assert out == [*HEAD, instruction(whole)]
+        for sent in server.sent:
+            assert sent.messages[: len(HEAD)] == HEAD
+            if len(sent.messages) > len(HEAD):
+                assert out[-1]["content"].startswith(sent.messages[-1]["content"])
+
+    delegated(test)
+
+
+@given(st.text(max_size=30), st.integers(1, 5))
+@settings(max_examples=30)
+def test_partial_tool_call_json_gives_the_same_instruction(text: str, size: int) -> None:
+    arguments = json.dumps({"agent": "reader", "task": text, "depth": 2})
+
+    async def test(delegation: Delegation[Any], server: ScriptedBackend) -> None:
+        for i in range(0, len(arguments), size):
+            delegation.feed_json(arguments[i : i + size], field="task")
+        await asyncio.sleep(1)
+        if text:
+            assert server.sent[-1].messages == [*HEAD, instruction(text)]
+        assert delegation.on_commit(text) == [*HEAD, instruction(text)]
+
+    delegated(test)
+
+
+@pytest.mark.parametrize("arguments", ['{"task": "a" oops', "[1, 2", "nonsense", '{"other": "x"}'])
+def test_arguments_that_are_not_what_was_expected_cost_warmth_only(arguments: str) -> None:
+    async def test(delegation: Delegation[Any], server: ScriptedBackend) -> None:
+        delegation.feed_json(arguments, field="task")
+        await asyncio.sleep(1)
+        assert delegation.on_commit("do it") == [*HEAD, instruction("do it")]
+
+    delegated(test)
+
+
+def test_another_instruction_than_was_fed_is_counted_as_a_misprediction() -> None:
+    async def test(delegation: Delegation[Any], server: ScriptedBackend) -> None:
+        delegation.feed("this")
+        await asyncio.sleep(1)
+        assert delegation.on_commit("that") == [*HEAD, instruction("that")]
+
+    server = ScriptedBackend(delay=0.1)
+
+    async def main() -> None:
+        runtime = runtime_of(KeepRecent(2, at_turns=4), server)
+        delegation = runtime.delegate(prompt=PROMPT, head=HEAD, instruction=instruction)
+        await test(delegation, server)
+        assert runtime.ledger.snapshot().mispredictions == 1
+        await delegation.aclose()
+
+    run_virtual(main())
+
+
+def test_committing_twice_swaps_once() -> None:
+    async def test(delegation: Delegation[Any], server: ScriptedBackend) -> None:
+        await asyncio.sleep(1)
+        assert delegation.on_commit("x") == delegation.on_commit("x")
+        assert server.commits == 1
+
+    delegated(test)
+
+
+def test_a_commit_never_waits_and_stops_the_warming() -> None:
+    async def test(delegation: Delegation[Any], server: ScriptedBackend) -> None:
+        await asyncio.sleep(1)
+        began = asyncio.get_running_loop().time()
+        assert await delegation.aon_commit("go") == [*HEAD, instruction("go")]
+        assert asyncio.get_running_loop().time() == began
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert server.running == 0
+
+    delegated(test, ScriptedBackend(delay=100.0))
+
+
+@pytest.mark.parametrize("error", [BackendUnreachableError("gone"), RuntimeError("a bug")])
+def test_a_server_that_fails_costs_warmth_only(error: Exception) -> None:
+    async def test(delegation: Delegation[Any], server: ScriptedBackend) -> None:
+        await asyncio.sleep(1)
+        delegation.feed("text")
+        await asyncio.sleep(1)
+        assert delegation.on_commit("text") == [*HEAD, instruction("text")]
+
+    delegated(test, ScriptedBackend(delay=0.1, fault=lambda kind, n: error))
+
+
+def test_without_lookahead_or_backend_it_still_builds_the_request() -> None:
+    async def test(delegation: Delegation[Any], server: ScriptedBackend) -> None:
+        delegation.feed("text")
+        await asyncio.sleep(1)
+        assert server.sent == []
+        assert delegation.on_commit("text") == [*HEAD, instruction("text")]
+
+    delegated(test, lookahead=False)
+
+    async def alone() -> None:
+        runtime = runtime_of(KeepRecent(2, at_turns=4), None)
+        delegation = runtime.delegate(prompt=PROMPT, head=HEAD, instruction=instruction)
+        assert delegation.on_commit("x") == [*HEAD, instruction("x")]
+        with delegation.main_request() as request:
+            assert request.extras == {}
+        delegation.cancel()
+
+    run_virtual(alone())
+
+
+def test_cancelling_stops_the_work_frees_the_server_and_says_so_afterwards() -> None:
+    async def test(delegation: Delegation[Any], server: ScriptedBackend) -> None:
+        await asyncio.sleep(1)
+        delegation.feed("more")
+        await asyncio.sleep(0.05)
+        assert server.running == 1
+        await delegation.aclose()
+        assert server.running == 0
+        delegation.cancel()
+        assert server.released == [delegation.session]
+        for use in (
+            lambda: delegation.feed("x"),
+            lambda: delegation.feed_json('{"task": "x', field="task"),
+            lambda: delegation.extend(FILES),
+            lambda: delegation.on_commit("x"),
+        ):
+            with pytest.raises(ClosedError, match="delegation is over"):
+                use()
+
+    delegated(test)
+
+
+def test_its_own_calls_are_routed_and_booked() -> None:
+    async def test(delegation: Delegation[Any], server: ScriptedBackend) -> None:
+        await asyncio.sleep(1)
+        out = delegation.on_commit("go")
+        assert server.warm[delegation.session] == tokens_of(out)[: len(tokens_of(HEAD))]
+        async with delegation.main_request() as request:
+            assert request.extras == server.route(delegation.session, Stream.MAIN)
+            request.first_token()
+            request.usage(Usage(40, 5, 21))
+        assert server.events == ["arrived", "first", "done"]
+        assert delegation.cached_tokens == 21
+
+    delegated(test)
+
+
+def test_the_head_is_a_copy_and_the_callers_context_stays_with_the_caller() -> None:
+    async def test(delegation: Delegation[Any], server: ScriptedBackend) -> None:
+        token = WHO.set("the caller")
+        head = list(HEAD)
+        other = Delegation(
+            backend=server,
+            codec=delegation._codec,  # pyright: ignore[reportPrivateUsage]
+            lane=delegation._lane,  # pyright: ignore[reportPrivateUsage]
+            ledger=delegation._ledger,  # pyright: ignore[reportPrivateUsage]
+            prompt=PROMPT,
+            head=head,
+            instruction=instruction,
+        )
+        head.append(FILES[0])
+        other.feed("text")
+        await asyncio.sleep(1)
+        out = other.on_commit("text")
+        assert out == [*HEAD, instruction("text")]
+        assert out[0] is HEAD[0]
+        assert {s.who for s in server.sent} == {"nobody"}
+        WHO.reset(token)
+        await other.aclose()
+
+    delegated(test)
