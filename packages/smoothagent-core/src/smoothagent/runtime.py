@@ -115,6 +115,7 @@ class LookaheadRuntime(Generic[M]):
         self._job: LookaheadJob[M] | None = None
         self._previous: concurrent.futures.Future[None] | None = None
         self._job_started = 0.0
+        self._due_at: int | None = None
         self._critical: concurrent.futures.Future[LookaheadStrategy] | None = None
         self._checked: Prompt | None = None
         self._conversation = Conversation(self.codec, tokens or EstimateCounter(), self.strategy, prompt or Prompt())
@@ -282,6 +283,8 @@ class LookaheadRuntime(Generic[M]):
 
     def _commit_point(self, messages: Sequence[M], *, waited: bool = False) -> CommitPoint:
         due = self._ask("should_commit")
+        if due and self._due_at is None:
+            self._due_at = self._conversation.tokens
         job = self._job
         at_ceiling = self._at_ceiling()
         strategy = self.strategy
@@ -305,7 +308,15 @@ class LookaheadRuntime(Generic[M]):
         )
 
     def _at_ceiling(self) -> bool:
-        return self._ceiling is not None and self._conversation.tokens >= self._ceiling
+        """Whether the uncommitted request would reach the ceiling.
+
+        A strategy that names no token trigger has one all the same, from where it first was due.
+        """
+        tokens = self._conversation.tokens
+        ceilings = [self._ceiling] if self._ceiling is not None else []
+        if not self._fixed_ceiling and self.strategy.hard is None:
+            ceilings += [self._due_at + self._due_at // 4] if self._due_at is not None else []
+        return any(tokens >= ceiling for ceiling in ceilings)
 
     def _freshness(self, job: LookaheadJob[M]) -> tuple[str, bool]:
         """Whether what is prepared leaves the right tail, and whether what is cold of it matters little."""
@@ -411,6 +422,7 @@ class LookaheadRuntime(Generic[M]):
             if report.warmed_tokens < self._conversation.count(warmed):
                 self.ledger.add(mispredictions=1)
         self._apply(Committed(len(self._conversation.view)))
+        self._due_at = None
         self.last_commit = report
         self._observer.spliced(report, type(self.strategy).__name__, warmed)
 
@@ -526,8 +538,10 @@ class LookaheadRuntime(Generic[M]):
         """What the server can do: its window bounds the ceiling, what it lacks is said once."""
         with self._lock:
             hard = self.strategy.hard
-            if caps.window is not None and hard is not None and not self._fixed_ceiling:
-                self._ceiling = Limits(hard).default_ceiling(caps.window, reserve=caps.window // 16)
+            if caps.window is not None and not self._fixed_ceiling:
+                reserve = caps.window // 16
+                known = hard is not None
+                self._ceiling = Limits(hard).default_ceiling(caps.window, reserve) if known else caps.window - reserve
             self._observer.server_known(caps)
 
     def job_transformed(self, job_id: int, end: int, digest: str) -> None:
