@@ -265,14 +265,6 @@ def check_summary(step: Step, kit: Kit) -> None:
         assert boundary == oracle.summary_cut(step.view, summary_limit(step.view, kit.hard, kit.keep))
 
 
-@every(ALL)
-@given(talk=TALKS)
-@settings(max_examples=40)
-def test_every_commit_equals_the_synchronous_result(kit: Kit, talk: Talk) -> None:
-    for step in talk.play(kit).steps:
-        check_equal(step, kit)
-
-
 @every(WINDOWS)
 @given(plan=plans(), hand=st.sampled_from(HANDS))
 @settings(max_examples=15)
@@ -297,14 +289,18 @@ def test_an_untouched_message_comes_back_as_the_same_object(plan: Plan) -> None:
 # ---- 2. Prefix -------------------------------------------------------------------------------------------------------
 
 
-@every(ALL)
-@given(talk=TALKS)
-@settings(max_examples=20)
-def test_each_request_extends_the_one_before_unless_it_commits(kit: Kit, talk: Talk) -> None:
-    steps = talk.play(kit).steps
+def check_prefix(steps: list[Step]) -> None:
+    """Each request extends the one before, unless it commits."""
     for before, step in itertools.pairwise(steps):
         if step.report is None:
             assert same(step.sent[: len(before.sent)], before.sent)
+
+
+def check_warmth(step: Step) -> None:
+    """A commit claims no warmth that is not there."""
+    if step.report is not None:
+        assert step.report.warmed_tokens <= warm_tokens(step)
+        assert step.report.warmed_tokens <= step.report.known_tokens <= step.report.after_tokens
 
 
 def warm_tokens(step: Step) -> int:
@@ -316,16 +312,6 @@ def warm_tokens(step: Step) -> int:
             break
         warm += oracle.size(wire)
     return warm
-
-
-@every(ALL)
-@given(talk=TALKS)
-@settings(max_examples=20)
-def test_a_commit_claims_no_warmth_that_is_not_there(kit: Kit, talk: Talk) -> None:
-    for step in talk.play(kit).steps:
-        if step.report is not None:
-            assert step.report.warmed_tokens <= warm_tokens(step)
-            assert step.report.warmed_tokens <= step.report.known_tokens <= step.report.after_tokens
 
 
 @given(talk=TALKS)
@@ -354,7 +340,7 @@ STEADY = [(OFFLOAD, 390), (KEEP_RECENT, 390), (WINDOWS[2], 390), (WINDOWS[3], 39
 @pytest.mark.parametrize("parallel", [1, 3])
 def test_a_steady_conversation_hits_every_time(kit: Kit, output: int, hand: Hand, parallel: int) -> None:
     """With time between the turns, all that was known at the last boundary is warm, from the third commit on."""
-    plan = steady(40, output=output, parallel=parallel)
+    plan = steady(24, output=output, parallel=parallel)
     conversation = converse(plan, kit.make(), backend=backend(delay=0.1), hand=hand)
     commits = [s for s in conversation.steps if s.report is not None]
     assert len(commits) > 5
@@ -399,33 +385,18 @@ def check_no_wait(step: Step, ceiling: int | None, bound: float) -> None:
         assert event is not None
 
 
+def check_ceiling(step: Step, kit: Kit) -> None:
+    """No request reaches the ceiling that could have been transformed."""
+    ceiling = ceiling_of(kit)
+    if ceiling is not None and step.tokens >= ceiling and step.report is None and kit.due(step.view):
+        boundary = oracle.summary_cut(step.view, summary_limit(step.view, kit.hard or 0, kit.keep))
+        saved = step.tokens - oracle.total(kit.right(step.view, boundary)[0])
+        # A transformation that saves less than 2% is not made, and not tried again on the same messages.
+        assert saved < step.tokens * 0.02 or any(s.failures or s.barred >= 0 for s, _, _ in step.moves)
+
+
 def ceiling_of(kit: Kit) -> int | None:
     return kit.hard + kit.hard // 4 if kit.hard else None
-
-
-@every(ALL)
-@given(talk=TALKS)
-@settings(max_examples=25)
-def test_the_agent_waits_only_at_the_ceiling_or_where_nothing_was_started(kit: Kit, talk: Talk) -> None:
-    ceiling = ceiling_of(kit)
-    for step in talk.play(kit).steps:
-        check_no_wait(step, ceiling, bound=30.0 + 2 * 20.0)
-        assert not any(c.why == "stale" for _, _, commands in step.moves for c in commands)
-        if kit.model_free:
-            assert step.seconds == 0
-
-
-@every(ALL)
-@given(talk=TALKS)
-@settings(max_examples=25)
-def test_no_request_reaches_the_ceiling_that_could_have_been_transformed(kit: Kit, talk: Talk) -> None:
-    ceiling = ceiling_of(kit)
-    for step in talk.play(kit).steps:
-        if ceiling is not None and step.tokens >= ceiling and step.report is None and kit.due(step.view):
-            boundary = oracle.summary_cut(step.view, summary_limit(step.view, kit.hard or 0, kit.keep))
-            saved = step.tokens - oracle.total(kit.right(step.view, boundary)[0])
-            # A transformation that saves less than 2% is not made, and not tried again on the same messages.
-            assert saved < step.tokens * 0.02 or any(s.failures or s.barred >= 0 for s, _, _ in step.moves)
 
 
 def promotions_of(conversation: Conversation, job: int) -> int:
@@ -490,17 +461,37 @@ def test_a_result_that_is_late_is_committed_as_soon_as_it_is_there() -> None:
 # ---- 4. Pairs --------------------------------------------------------------------------------------------------------
 
 
-@every(ALL)
-@given(talk=TALKS)
-@settings(max_examples=20)
-def test_no_call_without_its_results_and_no_result_without_its_call(kit: Kit, talk: Talk) -> None:
-    conversation = talk.play(kit)
+def check_pairs(conversation: Conversation) -> None:
+    """No call without its results and no result without its call."""
     assert conversation.backend is not None
     for step in conversation.steps:
         assert oracle.paired(step.sent)
     for sent in conversation.backend.sent:
         # Pending calls may be warmed, never summarized.
         assert oracle.paired(sent.messages, pending=sent.kind == "prefill")
+
+
+@every(ALL)
+@given(talk=TALKS)
+@settings(max_examples=60)
+def test_the_first_four_laws_hold_for_any_conversation(kit: Kit, talk: Talk) -> None:
+    token = WHO.set("the caller")
+    conversation = talk.play(kit)
+    WHO.reset(token)
+    for step in conversation.steps:
+        check_equal(step, kit)
+        check_warmth(step)
+        check_no_wait(step, ceiling_of(kit), bound=30.0 + 2 * 20.0)
+        check_ceiling(step, kit)
+        if kit.model_free:
+            assert step.seconds == 0
+        # Nothing that was prepared is lost where the harness changes nothing.
+        assert not any(c.why == "stale" for _, _, commands in step.moves for c in commands)
+    check_prefix(conversation.steps)
+    check_pairs(conversation)
+    # The seventh: the caller's context does not follow onto the lane.
+    assert conversation.backend is not None
+    assert {s.who for s in conversation.backend.sent} <= {"nobody"}
 
 
 # ---- 5. Nothing lost -------------------------------------------------------------------------------------------------
@@ -549,7 +540,7 @@ FAULTS = st.builds(
 
 @every([OFFLOAD, KEEP_RECENT, SUMMARIZE, PIPELINE])
 @given(plan=plans(), hand=st.sampled_from(HANDS), delay=st.sampled_from([0.0, 0.5, 3.0]), faults=FAULTS)
-@settings(max_examples=60)
+@settings(max_examples=50)
 def test_whatever_fails_the_agent_gets_its_history_or_a_right_commit(
     kit: Kit, plan: Plan, hand: Hand, delay: float, faults: Faults
 ) -> None:
@@ -855,7 +846,7 @@ class Edit:
     delay=st.sampled_from([0.0, 0.5, 20.0]),
     edit=st.builds(Edit, st.sampled_from(EDITS), st.integers(1, 13), st.integers(0, 40)),
 )
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_a_history_that_changed_gets_nothing_that_was_prepared_for_another(
     kit: Kit, plan: Plan, hand: Hand, delay: float, edit: Edit
 ) -> None:
@@ -894,19 +885,6 @@ def test_a_summary_made_for_another_prompt_is_dropped(change: dict[str, Any]) ->
 
 
 # ---- 7. Nobody else pays ---------------------------------------------------------------------------------------------
-
-
-@every(ALL)
-@given(talk=TALKS)
-@settings(max_examples=10)
-def test_the_callers_context_does_not_follow_onto_the_lane(kit: Kit, talk: Talk) -> None:
-    token = WHO.set("the caller")
-    try:
-        conversation = talk.play(kit)
-    finally:
-        WHO.reset(token)
-    assert conversation.backend is not None
-    assert {s.who for s in conversation.backend.sent} <= {"nobody"}
 
 
 @given(plan=plans(), other=plans(), faults=FAULTS)

@@ -390,6 +390,15 @@ def test_a_short_tail_waits_for_more() -> None:
     assert state == ready()
 
 
+def test_a_short_tail_is_never_committed() -> None:
+    """At the ceiling it is redone, as one that is too long is: the synchronous cut leaves enough."""
+    _, commands = step(ready(), CommitPoint(9, "d", "p", due=True, tail="short", at_ceiling=True))
+    assert [c.do for c in commands] == [Do.CANCEL, Do.SYNCHRONOUS]
+    started, _ = step(State(), Boundary(6, "v", "", "p", wants=True))
+    _, commands = step(started, CommitPoint(9, "", "p", due=True, tail="short", at_ceiling=True))
+    assert [c.do for c in commands] == [Do.CANCEL, Do.SYNCHRONOUS]
+
+
 def test_failures_in_a_row_wait_for_more_and_more_messages() -> None:
     state, gaps = State(), list[int]()
     length = 10

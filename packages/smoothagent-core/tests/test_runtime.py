@@ -305,7 +305,8 @@ def test_a_persisted_record_carries_a_raw_history_over_a_restart(strategy: Looka
         await conversation.runtime.aclose()
 
         again = runtime_of(copy.deepcopy(strategy), server)
-        again.restore(CommitRecord.from_dict(data, loaded))
+        restored: CommitRecord[Any] = CommitRecord.from_dict(data, loaded)
+        again.restore(restored)
         raw = [*conversation.given(), {"role": "user", "content": "go on"}]
         out = await again.aon_commit(raw)
         if again.last_commit is None:

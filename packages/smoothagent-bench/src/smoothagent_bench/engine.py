@@ -36,11 +36,12 @@ START_S = 60.0
 STOP_S = 5.0
 
 # llama.cpp's threads meet at a barrier after every operator, hundreds of times a token, and how long they spin
-# there decides everything. Measured on two cores, 300 tokens of prefill + 150 of decode: alone, 200,000 spins
-# take 2.6 s, 20,000 the same, 2,000 3.2 s; sleeping at once (OMP_WAIT_POLICY=passive) is 4 times slower. Beside
-# one other busy process, 200,000 take 30–57 s, since a spinning thread holds the core that the other thread
-# waits for; 20,000 take 3–30 s. So: long enough to outlast a barrier, not a time slice.
-_CHILD_ENVIRONMENT = {"GOMP_SPINCOUNT": "20000"}
+# there before they sleep decides everything. Sleeping at once (OMP_WAIT_POLICY=passive) is slow on a quiet
+# machine. Spinning for long (the default of 300,000) is fine there, but beside a single other busy process the
+# spinning thread holds the core that the other thread waits for. Measured on two cores, 30 tokens of decode
+# beside a busy loop: 200,000 spins 17–21 s, 20,000 4–9 s, 5,000 0.8–1.0 s; alone 9 to 12 ms a token with any of
+# them. So: long enough to outlast most barriers, far shorter than a time slice.
+_CHILD_ENVIRONMENT = {"GOMP_SPINCOUNT": "5000"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,6 +147,8 @@ class LookaheadJob(Generic[M]):
 
     def __post_init__(self) -> None:
         self.natives: Natives[M] = Natives(self.codec)
+        self.stopped: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._began = False
         self._more = False
         self._wake: asyncio.Event | None = None
 
@@ -160,9 +162,10 @@ class LookaheadJob(Generic[M]):
         self.lane.call(self._wake_up)
 
     def cancel(self) -> None:
-        """Stop, on the server too."""
+        """Stop, on the server too; ``stopped`` is done once that has happened."""
         if self.future is not None:
             self.future.cancel()
+            self.lane.call(self._never_ran)
         if not self.transformed.done():
             self.transformed.cancel()
 
@@ -171,7 +174,20 @@ class LookaheadJob(Generic[M]):
         if self._wake is not None:
             self._wake.set()
 
+    def _never_ran(self) -> None:
+        """A job cancelled before its first step has no end of its own."""
+        if not self._began and not self.stopped.done():
+            self.stopped.set_result(None)
+
     async def _run(self) -> None:
+        self._began = True
+        try:
+            await self._work()
+        finally:
+            if not self.stopped.done():
+                self.stopped.set_result(None)
+
+    async def _work(self) -> None:
         if self.after is not None and not self.after.done():
             # One ordered lane a conversation: a cancelled job first lets go of the server.
             await asyncio.wait({asyncio.wrap_future(self.after)}, timeout=10.0)

@@ -266,12 +266,12 @@ def _commit_point(state: State, event: CommitPoint) -> tuple[State, Commands]:
         return state, (*commands, Command(Do.SYNCHRONOUS, why="nothing started"))
     if event.exact and not event.defer:
         return state, (*commands, Command(Do.COMMIT, job.id, "" if ready else "late"))
-    if event.tail == "long":
-        # Bounded staleness: the result would leave too much verbatim, so it is made anew.
-        commands.append(Command(Do.CANCEL, job.id, "long"))
+    if event.tail == "long" or (event.tail == "short" and event.at_ceiling):
+        # Bounded staleness: the result would leave too much or too little verbatim, so it is made anew.
+        commands.append(Command(Do.CANCEL, job.id, event.tail))
         state = replace(state, job=None)
-        return state, (*commands, Command(Do.SYNCHRONOUS if event.at_ceiling else Do.PROCEED, why="long"))
-    if ready and event.tail == "short" and not event.at_ceiling:
+        return state, (*commands, Command(Do.SYNCHRONOUS if event.at_ceiling else Do.PROCEED, why=event.tail))
+    if ready and event.tail == "short":
         return state, (*commands, Command(Do.PROCEED, why="short tail"))
     if ready:
         return state, (*commands, Command(Do.COMMIT, job.id))

@@ -237,7 +237,7 @@ class LookaheadRuntime(Generic[M]):
             self._observer.closing()
         if self.backend is not None:
             self.backend.release(self.session)
-        return job.future if job is not None else None
+        return job.stopped if job is not None else self._previous
 
     # ---- committing ----------------------------------------------------------------------------
 
@@ -415,7 +415,7 @@ class LookaheadRuntime(Generic[M]):
         warmed: Sequence[Message] = ()
         if job is not None:
             warmed = job.warmed
-            self._previous = job.future
+            self._previous = job.stopped
             job.cancel()
             if self.backend is not None and job.touched:
                 self.backend.committed(self.session)
@@ -528,7 +528,7 @@ class LookaheadRuntime(Generic[M]):
         if job is None:
             return
         log.debug("session %s: lookahead %d dropped: %s", self.session, job.id, why)
-        self._previous = job.future
+        self._previous = job.stopped
         self._observer.wasted(job.prefilled)
         job.cancel()
 
