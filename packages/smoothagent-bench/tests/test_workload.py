@@ -163,8 +163,8 @@ def test_variants() -> None:
 @pytest.mark.parametrize(
     ("kind", "below", "at"),
     [
-        ("offload", {"turns": 99, "tokens": 999}, {"turns": 0, "tokens": 1_000}),
-        ("summarize", {"turns": 99, "tokens": 999}, {"turns": 0, "tokens": 1_000}),
+        ("offload", {"turns": 99, "tokens": 849}, {"turns": 0, "tokens": 850}),
+        ("summarize", {"turns": 99, "tokens": 849}, {"turns": 0, "tokens": 850}),
         ("keep-recent", {"turns": 7, "tokens": 9_999}, {"turns": 8, "tokens": 0}),
         ("sliding-window", {"turns": 3, "tokens": 9_999}, {"turns": 4, "tokens": 0}),
     ],

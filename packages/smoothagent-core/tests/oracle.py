@@ -126,7 +126,10 @@ def offload_cut(view: Sequence[Mapping[str, Any]], keep: int) -> int:
 
 
 def offloaded(view: Sequence[Mapping[str, Any]], keep: int, min_chars: int, store: OffloadStore) -> Wires:
-    cut = offload_cut(view, keep)
+    return offloaded_before(view, offload_cut(view, keep), min_chars, store)
+
+
+def offloaded_before(view: Sequence[Mapping[str, Any]], cut: int, min_chars: int, store: OffloadStore) -> Wires:
     return [
         {**m, "content": reference_text(store.put(text_of(m)), text_of(m))}
         if i < cut and bulky(m, min_chars)

@@ -122,8 +122,18 @@ def offload_then_summarize(view: Wires, boundary: int) -> list[Wires]:
     through = oracle.offloaded(view, 1, MIN_CHARS, STORE) if offload_due(view, 600, 1) else view
     if not summary_due(through, 900, 250):
         return [through]
-    cuts = [c for c in range(oracle.leading(view), boundary + 1) if oracle.safe(through, c)]
-    return [w for c in cuts for w in summarized(through, c)]
+    # Which outputs were the newest, and so verbatim to the summarizer, was decided when it was prepared.
+    out: list[Wires] = []
+    for cut in range(oracle.leading(view), boundary + 1):
+        if oracle.safe(through, cut):
+            seen = {oracle.text_of(w[oracle.leading(view)]): w for w in _seen(view, through, cut)}
+            out += seen.values()
+    return out
+
+
+def _seen(view: Wires, through: Wires, cut: int) -> list[Wires]:
+    befores = [oracle.offloaded_before(view[:cut], i, MIN_CHARS, STORE) for i in range(cut + 1)]
+    return [w for before in befores for w in summarized([*before, *through[cut:]], cut)]
 
 
 KEEP_RECENT = Kit(

@@ -15,6 +15,9 @@ from smoothagent_bench.record import MODES, Row
 
 COLORS = {"none": "#8d96a3", "sync": "#d1495b", "lookahead": "#1f7a8c"}
 NAMES = {"none": "no transformation", "sync": "synchronous", "lookahead": "lookahead"}
+WIDTHS = {"none": 2.0, "sync": 3.4, "lookahead": 1.7}
+"""Where lines coincide, as context lengths do, the later and thinner one must not hide the other."""
+
 _INK, _GRID = "#2b2f36", "#e3e6ea"
 
 
@@ -77,7 +80,7 @@ def _lines(axes: Any, mode: str, runs: Sequence[Sequence[Row]], value: Callable[
         for row in run:
             by_turn.setdefault(row.turn + 1, []).append(value(row))
     middle = {turn: statistics.median(values) for turn, values in sorted(by_turn.items())}
-    axes.plot(list(middle), list(middle.values()), color=COLORS[mode], lw=2, label=NAMES[mode])
+    axes.plot(list(middle), list(middle.values()), color=COLORS[mode], lw=WIDTHS[mode], label=NAMES[mode])
     # Commits lie on their own run: at the median line they would float where runs commit at different turns.
     commits = [r for run in runs for r in run if r.commit]
     axes.scatter(

@@ -8,7 +8,7 @@ from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from smoothagent_bench.plots import NAMES
 from smoothagent_bench.record import Group, Row
@@ -27,10 +27,10 @@ class LiveProgress:
         self._console, self._turns = console, agents * steps
         self._bars = Progress(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=28),
+            BarColumn(bar_width=14),
             TextColumn("{task.completed}/{task.total}"),
             TimeElapsedColumn(),
-            TextColumn("[dim]{task.fields[note]}"),
+            TextColumn("[dim]{task.fields[note]}", table_column=Column(no_wrap=True, overflow="ellipsis")),
             console=console,
         )
         self._all: TaskID | None = None
@@ -61,7 +61,7 @@ class LiveProgress:
         """A turn is over."""
         assert self._one is not None
         self._worst = max(self._worst, row.turn_s)
-        note = f"{row.prompt_tokens} tokens, waited {row.turn_s:.2f} s"
+        note = f"waited {row.turn_s:.2f} s"
         self._bars.update(self._one, advance=1, note=f"{note}, committed" if row.commit else note)
 
     def finished(self, group: Group) -> None:

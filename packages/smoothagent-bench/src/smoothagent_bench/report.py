@@ -17,27 +17,24 @@ from smoothagent_bench.record import Row
 
 COLUMNS = (
     ("commits", "commits", "{:d}"),
-    ("sync / ordinary", "sync_over_ord_p50", "{:.1f}×"),
+    ("sync/ord", "sync_over_ord_p50", "{:.1f}×"),
     ("speedup", "speedup_p50", "{:.1f}×"),
     ("R", "R_p50", "{:.2f}"),
-    ("excess removed", "excess_reduction_mean", "{:.0%}"),
-    ("ordinary turns", "ordinary_ratio_p50", "{:.2f}×"),
-    ("between tokens", "tbt_ratio_p50", "{:.2f}×"),
+    ("excess", "excess_reduction_mean", "−{:.0%}"),
+    ("ttft", "ordinary_ratio_p50", "{:.2f}×"),
+    ("tbt", "tbt_ratio_p50", "{:.2f}×"),
     ("warm", "warm_hit_ratio_min", "{:.0%}"),
     ("late", "late_commits", "{:d}"),
 )
 """What the short table shows: heading, field of ``summary.json``, format."""
 
 LEGEND = (
-    ("sync / ordinary", "a synchronous transform turn, over the same turn without a transformation (median)"),
+    ("sync/ord", "a synchronous transform turn, in ordinary turns: the pause (median)"),
     ("speedup", "synchronous transform turn over the one with lookahead (median)"),
-    ("R", "transform turn with lookahead over an ordinary turn; 1 means no pause is left (median)"),
-    (
-        "excess removed",
-        "share of the pause that lookahead removed (mean); given where sync costs at least 3 ordinary turns",
-    ),
-    ("ordinary turns", "wait for the first token of ordinary turns, with lookahead over without (median)"),
-    ("between tokens", "time between tokens of ordinary turns, with lookahead over without (median)"),
+    ("R", "transform turn with lookahead, in ordinary turns: 1 and below means no pause is left (median)"),
+    ("excess", "how much of the pause lookahead removed (mean); given where it is at least 3 ordinary turns"),
+    ("ttft", "wait for the first token in ordinary turns, with lookahead over without (median)"),
+    ("tbt", "time between tokens in ordinary turns, with lookahead over without (median)"),
     ("warm", "cached share of the first request after a commit (worst commit)"),
     ("late", "commits that came after the trigger, or not all warm"),
 )

@@ -134,18 +134,19 @@ def paper_profile(window: int) -> Profile:
 def demo_profile() -> Profile:
     """As few turns, and thresholds as small, as one commit needs; three runs of it take under 2 minutes.
 
-    Between soft and hard there are five turns, nearly as many as in the paper (4K of 600–650 tokens a step).
+    Between soft and hard there are four to five turns (six in the paper: 4K of 600–650 tokens a step), and after
+    hard as many as it takes to reach the ceiling, so that a machine that is busy otherwise still sees its commit.
     """
     return Profile(
         name="demo",
         scale=0.25,
-        steps=11,
-        step=110,
+        steps=12,
+        step=90,
         user=5,
-        reply=32,
-        hard=1_000,
-        soft=500,
-        keep=500,
+        reply=28,
+        hard=850,
+        soft=450,
+        keep=400,
         summary=64,
         keep_outputs=2,
         keep_turns=4,
