@@ -56,7 +56,7 @@ class Quiet:
 
 @pytest.fixture(scope="module")
 def engine() -> Generator[EngineInfo]:
-    with EmbeddedEngine(find_model(), agents=2, window=2_048) as info:
+    with EmbeddedEngine(find_model(), conversations=2, window=2_048) as info:
         yield info
 
 
@@ -144,9 +144,9 @@ def test_a_missing_model_file_is_a_clear_error(tmp_path: Path) -> None:
         pass
 
 
-def test_no_agents_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="agents is 0"):
-        EmbeddedEngine(tmp_path, agents=0)
+def test_no_conversations_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="conversations is 0"):
+        EmbeddedEngine(tmp_path, conversations=0)
 
 
 def _alive(pid: int) -> bool:

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fake_tokens import fake_tokens
-from smoothagent import ConfigurationError, Message
+from smoothagent import ConfigurationError, Isolate, Message
 from smoothagent_bench import tool
 from smoothagent_bench.harness import find_harness
 from smoothagent_bench.sources import Reader, lay_out
-from smoothagent_bench.strategies import KINDS, Untransformed, Variant, build, reached_hard, variants
+from smoothagent_bench.strategies import KINDS, Variant, build, reached_hard, variants
 from smoothagent_bench.tokens import wire_message
 from smoothagent_bench.workload import Profile, Script, ScriptWriter, demo_profile, paper_profile
 
@@ -140,7 +140,7 @@ def test_every_strategy_can_be_built(tmp_path: Path) -> None:
 
 def test_the_untransformed_strategy_leaves_all_alone() -> None:
     history = [Message("system", "s"), Message("user", "u"), Message("assistant", "a")]
-    strategy = Untransformed()
+    strategy = Isolate()
     assert strategy.predict(history) is None
     assert not strategy.should_commit()
     assert strategy.cut(history) == 1
@@ -163,8 +163,8 @@ def test_variants() -> None:
 @pytest.mark.parametrize(
     ("kind", "below", "at"),
     [
-        ("offload", {"turns": 99, "tokens": 849}, {"turns": 0, "tokens": 850}),
-        ("summarize", {"turns": 99, "tokens": 849}, {"turns": 0, "tokens": 850}),
+        ("offload", {"turns": 99, "tokens": 799}, {"turns": 0, "tokens": 800}),
+        ("summarize", {"turns": 99, "tokens": 799}, {"turns": 0, "tokens": 800}),
         ("keep-recent", {"turns": 7, "tokens": 9_999}, {"turns": 8, "tokens": 0}),
         ("sliding-window", {"turns": 3, "tokens": 9_999}, {"turns": 4, "tokens": 0}),
     ],

@@ -305,8 +305,7 @@ def test_a_persisted_record_carries_a_raw_history_over_a_restart(strategy: Looka
         await conversation.runtime.aclose()
 
         again = runtime_of(copy.deepcopy(strategy), server)
-        restored: CommitRecord[Any] = CommitRecord.from_dict(data, loaded)
-        again.restore(restored)
+        again.restore(CommitRecord[Any].from_dict(data, loaded))
         raw = [*conversation.given(), {"role": "user", "content": "go on"}]
         out = await again.aon_commit(raw)
         if again.last_commit is None:

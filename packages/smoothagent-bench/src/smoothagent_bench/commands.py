@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from smoothagent.errors import ConfigurationError, SmoothAgentError
-from smoothagent_bench.engine import SLOTS_PER_AGENT, WINDOW, EmbeddedEngine
+from smoothagent_bench.engine import SLOTS, WINDOW, EmbeddedEngine
 from smoothagent_bench.environment import describe
 from smoothagent_bench.figures import summarize
 from smoothagent_bench.harness import find_harness
@@ -22,7 +22,7 @@ from smoothagent_bench.record import ResultsFile, check_settings
 from smoothagent_bench.remote import find_server
 from smoothagent_bench.report import table, write_reports
 from smoothagent_bench.run import Bench, Plan, Server
-from smoothagent_bench.strategies import KINDS, Variant, variants
+from smoothagent_bench.strategies import KINDS, Variant, conversations, variants
 from smoothagent_bench.workload import demo_profile, paper_profile
 
 INTERRUPTED = 130
@@ -213,15 +213,24 @@ def _announce(plan: Plan, server: Server, console: Console) -> None:
 def _server(order: Order, console: Console) -> Generator[Server]:
     """The server to measure: the user's own, or the embedded engine for as long as the block runs."""
     if order.base_url is not None:
-        yield find_server(order.base_url, order.model, api_key=order.api_key, window=order.window)
+        server = find_server(order.base_url, order.model, api_key=order.api_key, window=order.window)
+        needed = SLOTS * _conversations(order)
+        if 0 < server.slots < needed:
+            raise ConfigurationError(
+                f"{server.base_url} has {server.slots} slots, and {order.agents} agent(s) need {needed}: start "
+                f"llama.cpp with --parallel {needed} and a context of {needed} windows"
+            )
+        yield server
         return
     with DownloadProgress(console) as progress:
         model = find_model(progress)
-    # A delegation is a conversation of its own, with its own three slots.
-    conversations = order.agents * (2 if any(v.kind == "isolate" for v in order.variants) else 1)
-    with EmbeddedEngine(model, agents=conversations) as engine:
+    with EmbeddedEngine(model, conversations=_conversations(order)) as engine:
         window = min(order.window or WINDOW, engine.window)
-        yield Server(engine.base_url, engine.model, window, SLOTS_PER_AGENT * conversations)
+        yield Server(engine.base_url, engine.model, window, SLOTS * _conversations(order))
+
+
+def _conversations(order: Order) -> int:
+    return order.agents * conversations(v.kind for v in order.variants)
 
 
 def _refuse(error: SmoothAgentError) -> int:

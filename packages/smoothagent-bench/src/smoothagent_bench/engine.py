@@ -26,8 +26,8 @@ ALIAS = "smollm2"
 WINDOW = 8192
 """Tokens of context a slot: SmolLM2's own window."""
 
-SLOTS_PER_AGENT = 3
-"""Main, summary and lookahead stream (ARCHITECTURE.md, "When lookahead work may run")."""
+SLOTS = 3
+"""Slots a conversation: main, summary and lookahead stream (ARCHITECTURE.md, "When lookahead work may run")."""
 
 STEP_TOKENS = 64
 """Tokens llama.cpp computes in one step; a larger step stalls the decodes that share it for seconds."""
@@ -71,8 +71,8 @@ class EmbeddedEngine:
 
     Args:
         model: the GGUF file.
-        agents: how many agents it serves; each gets `SLOTS_PER_AGENT` slots, and one is left over for
-            requests that belong to no agent.
+        conversations: how many it serves at once; each gets `SLOTS` slots, and one is left over for requests
+            that belong to none.
         threads: compute threads; default the cores this process may use, at most 4.
         window: tokens of context a slot.
 
@@ -80,11 +80,13 @@ class EmbeddedEngine:
         ConfigurationError: on entering, where the engine cannot be started.
     """
 
-    def __init__(self, model: Path, *, agents: int = 1, threads: int | None = None, window: int = WINDOW) -> None:
-        if agents < 1:
-            raise ConfigurationError(f"agents is {agents}: the engine needs at least 1")
+    def __init__(
+        self, model: Path, *, conversations: int = 1, threads: int | None = None, window: int = WINDOW
+    ) -> None:
+        if conversations < 1:
+            raise ConfigurationError(f"conversations is {conversations}: the engine needs at least 1")
         self.model = model
-        self.slots = SLOTS_PER_AGENT * agents + 1
+        self.slots = SLOTS * conversations + 1
         self.threads = threads or min(4, usable_cores())
         self.window = window
         self._process: subprocess.Popen[bytes] | None = None

@@ -44,6 +44,8 @@ def parameters(settings: dict[str, Any]) -> Any:
     # and takes six times as long (measured) as soon as anything else wants its core.
     out.cpuparams.n_threads = 1
     out.cpuparams_batch.n_threads = values.pop("threads")
+    # On a CPU flash attention makes prefill a tenth faster and decoding at 2,000 tokens half as fast again slower.
+    out.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
     for name, value in values.items():
         setattr(out, name, value)
     return out

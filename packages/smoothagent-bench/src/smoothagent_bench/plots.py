@@ -96,7 +96,7 @@ def _lines(axes: Any, mode: str, runs: Sequence[Sequence[Row]], value: Callable[
 
 def bars(compared: dict[str, list[Pair]]) -> Figure:
     """Transform turns of each strategy in the three modes (the paper's Figure 10); dots are single commits."""
-    figure: Any = Figure(figsize=(max(5.5, 2.0 * len(compared) + 1.5), 4.4), layout="constrained")
+    figure: Any = Figure(figsize=(max(6.5, 1.7 * len(compared) + 1.5), 4.4), layout="constrained")
     axes = figure.subplots()
     pick: dict[str, Callable[[Pair], float]] = {
         "none": lambda p: p.la_ord,

@@ -105,6 +105,7 @@ def rich_table(cells: list[list[str]]) -> Table:
     """The short table for a terminal."""
     heads, *body = cells
     out = Table(*[f"[bold]{heads[0]}", *heads[1:]], box=None, pad_edge=False, header_style="dim")
+    out.columns[0].no_wrap = True
     for column in out.columns[1:]:
         column.justify = "right"
     for row in body:

@@ -203,20 +203,27 @@ class Bench:
         rows: list[Row] = []
         error: str | None = None
         async for raw in process.stdout:
-            line = raw.decode()
+            line = raw.decode(errors="replace")
             if line.startswith('{"error"'):
                 error = str(json.loads(line)["error"])
-                continue
-            rows.append(Row.decode(line))
-            self.listener.turned(rows[-1])
+            elif line.startswith("{"):
+                rows.append(Row.decode(line))
+                self.listener.turned(rows[-1])
         await process.wait()
         noise = (await said).decode(errors="replace").strip()
+        self._keep_log(job, noise)
         if error is None and (process.returncode != 0 or len(rows) != job.profile.steps):
             last = noise.splitlines()[-1] if noise else "it said nothing"
             error = f"agent {job.agent} ended with status {process.returncode} after {len(rows)} turns: {last}"
         if error is not None:
             raise AgentError(error)
         return rows
+
+    def _keep_log(self, job: Job, noise: str) -> None:
+        """What agents warned of, for whoever wonders about a figure."""
+        if noise:
+            with (self.results.path.parent / "agents.log").open("a", encoding="utf-8") as log:
+                log.write(f"--- {job.variant.label}, {job.mode}, run {job.run + 1}, agent {job.agent}\n{noise}\n")
 
 
 class AgentError(BackendError):

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from smoothagent import KeepRecent, LookaheadStrategy, Offload, OffloadStore, SlidingWindow, Summarize
+from smoothagent import Isolate, KeepRecent, LookaheadStrategy, Offload, OffloadStore, SlidingWindow, Summarize
 from smoothagent.errors import ConfigurationError
-from smoothagent.message import Message, leading_system
-from smoothagent.strategy import CutStrategy, Prediction
 from smoothagent_bench.workload import Profile
 
 KINDS = ("offload", "keep-recent", "sliding-window", "summarize", "isolate")
@@ -30,6 +28,11 @@ class Variant:
     kind: str
     window_turns: int | None = None
     stride: int = 1
+
+
+def conversations(kinds: Iterable[str]) -> int:
+    """How many conversations an agent has at most: a delegation is one of its own, with its own slots."""
+    return 2 if "isolate" in kinds else 1
 
 
 def variants(names: Sequence[str], *, window_turns: Sequence[int] = (), stride: int = 1) -> list[Variant]:
@@ -84,28 +87,7 @@ def build(variant: Variant, profile: Profile, store: Path) -> LookaheadStrategy:
                 accept_cut_off=True,
             )
         case _:
-            return Untransformed()
-
-
-class Untransformed(CutStrategy):
-    """Leaves the conversation alone: the main agent's own, where a sub-agent gets the task."""
-
-    def should_commit(self) -> bool:
-        """Never."""
-        return False
-
-    def cut(self, history: Sequence[Message]) -> int:
-        """Nothing is covered."""
-        return leading_system(history)
-
-    def predict(self, history: Sequence[Message]) -> Prediction | None:
-        """There will be no commit."""
-        del history
-        return None
-
-    def rewrite(self, covered: Sequence[Message]) -> list[Message]:
-        """The same messages."""
-        return list(covered)
+            return Isolate()
 
 
 def reached_hard(variant: Variant, profile: Profile, *, turns: int, tokens: int) -> bool:

@@ -57,6 +57,10 @@ class Profile:
         soft: where summarize begins to prepare.
         keep: what summarize leaves verbatim.
         summary: length of a summary at most.
+        offload_step: what a step adds under offload, and
+        offload_reply: the reply in it. A reference costs about 35 tokens at any scale, so at a small scale the
+            paper's split would leave nothing to offload. There a step is mostly output, so that the first
+            offload about halves the context, as it does in the paper (section 6.2, Figure 12).
         keep_outputs: newest tool outputs that offload leaves alone.
         keep_turns: turns that keep-recent keeps.
         at_turns: turns that trigger keep-recent.
@@ -74,20 +78,17 @@ class Profile:
     soft: int
     keep: int
     summary: int
+    offload_step: int
+    offload_reply: int
     keep_outputs: int
     keep_turns: int
     at_turns: int
     window_turns: int
     isolation: Isolation
 
-    def reply_for(self, kind: str) -> int:
-        """Reply length under a strategy.
-
-        A reference to an offloaded output costs about 35 tokens at any scale, so at a small scale the paper's
-        split of a step would leave nothing to offload. There the step is mostly output, and the first
-        offload about halves the context, as it does in the paper (section 6.2, Figure 12).
-        """
-        return max(16, self.reply // 2) if kind == "offload" and self.scale < 1 else self.reply
+    def sizes_for(self, kind: str) -> tuple[int, int]:
+        """Tokens of a step and of its reply under a strategy."""
+        return (self.offload_step, self.offload_reply) if kind == "offload" else (self.step, self.reply)
 
 
 def paper_profile(window: int) -> Profile:
@@ -116,6 +117,8 @@ def paper_profile(window: int) -> Profile:
         soft=scaled(11_000),
         keep=scaled(4_000),
         summary=max(64, scaled(128)),
+        offload_step=scaled(640),
+        offload_reply=scaled(370 if scale == 1 else 185),
         keep_outputs=3,
         keep_turns=10,
         at_turns=22,
@@ -140,14 +143,16 @@ def demo_profile() -> Profile:
     return Profile(
         name="demo",
         scale=0.25,
-        steps=12,
+        steps=11,
         step=90,
         user=5,
         reply=28,
-        hard=850,
-        soft=450,
+        hard=800,
+        soft=400,
         keep=400,
         summary=64,
+        offload_step=150,
+        offload_reply=20,
         keep_outputs=2,
         keep_turns=4,
         at_turns=8,
@@ -204,14 +209,14 @@ class ScriptWriter:
         """The script for a strategy kind."""
         profile = self._profile
         sub_agent = self._sub_agent(profile.isolation) if kind == "isolate" else None
-        reply = profile.reply_for(kind)
-        steps = tuple(self._step(i, reply) for i in range(profile.steps))
+        size, reply = profile.sizes_for(kind)
+        steps = tuple(self._step(i, size, reply) for i in range(profile.steps))
         return Script(_SYSTEM.format(nonce=self._nonce), steps, sub_agent)
 
-    def _step(self, number: int, reply: int) -> Step:
+    def _step(self, number: int, size: int, reply: int) -> Step:
         user = self._user(number)
         used = self._tokens.count(Message("user", user)) + self._overhead() + reply
-        return Step(user, self._reader.next(max(16, self._profile.step - used)), reply)
+        return Step(user, self._reader.next(max(16, size - used)), reply)
 
     def _overhead(self) -> int:
         """What the template adds around a reply with its call, and around a result.

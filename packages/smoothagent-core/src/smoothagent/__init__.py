@@ -38,7 +38,7 @@ from smoothagent.serving.backend import Backend, Caps, Generated, Stream, Usage
 from smoothagent.serving.openai import OpenAIBackend
 from smoothagent.state import LookaheadState, MainState
 from smoothagent.store import OffloadStore, Reference
-from smoothagent.strategies import KeepRecent, Offload, Pipeline, SlidingWindow, Summarize
+from smoothagent.strategies import Isolate, KeepRecent, Offload, Pipeline, SlidingWindow, Summarize
 from smoothagent.strategy import Commit, CutStrategy, LookaheadStrategy, Prediction
 from smoothagent.tokens import EstimateCounter, FunctionCounter, TokenCounter
 
@@ -65,6 +65,7 @@ __all__ = [
     "FunctionCounter",
     "Generated",
     "HistoryError",
+    "Isolate",
     "KeepRecent",
     "Ledger",
     "LedgerSnapshot",
