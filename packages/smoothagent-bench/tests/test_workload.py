@@ -121,7 +121,7 @@ def test_a_code_base_that_is_used_up_is_a_clear_error(tmp_path: Path) -> None:
 
 def test_profiles_are_possible() -> None:
     for profile in (demo_profile(), paper_profile(8_192), paper_profile(32_768), paper_profile(131_072)):
-        assert profile.keep < profile.soft < profile.hard
+        assert profile.keep <= profile.soft < profile.hard
         assert profile.hard - profile.keep == profile.soft
         assert profile.summary >= 64
         isolation = profile.isolation
@@ -163,7 +163,7 @@ def test_variants() -> None:
 @pytest.mark.parametrize(
     ("kind", "below", "at"),
     [
-        ("offload", {"turns": 99, "tokens": 799}, {"turns": 0, "tokens": 800}),
+        ("offload", {"turns": 99, "tokens": 1_199}, {"turns": 0, "tokens": 1_200}),
         ("summarize", {"turns": 99, "tokens": 799}, {"turns": 0, "tokens": 800}),
         ("keep-recent", {"turns": 7, "tokens": 9_999}, {"turns": 8, "tokens": 0}),
         ("sliding-window", {"turns": 3, "tokens": 9_999}, {"turns": 4, "tokens": 0}),

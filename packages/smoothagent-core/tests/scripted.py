@@ -60,6 +60,7 @@ class ScriptedBackend:
     tool_calls: bool = False
     fault: Callable[[str, int], Exception | None] = lambda kind, n: None
     classes: bool = True
+    warms: bool = True
     pause: Callable[[str, int], float | None] = lambda kind, n: None
     generated: Callable[[int, Generated], Generated] = lambda n, answer: answer
     arrived: Callable[[Sent], None] = lambda sent: None
@@ -77,8 +78,8 @@ class ScriptedBackend:
     events: list[str] = field(default_factory=list[str])
 
     async def caps(self) -> Caps:
-        """Everything."""
-        return Caps("scripted", prefill=True, classes=self.classes, cached_tokens=True)
+        """Everything, unless ``classes`` or ``warms`` say otherwise."""
+        return Caps("scripted", prefill=self.warms, classes=self.classes, cached_tokens=True)
 
     def route(self, conversation: str, stream: Stream) -> dict[str, Any]:
         """A marker."""

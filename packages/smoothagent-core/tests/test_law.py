@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -234,12 +235,24 @@ class Talk:
     hand: Hand
     form: Form
     delay: float
+    classes: bool
+    warms: bool
 
     def play(self, kit: Kit) -> Conversation:
-        return converse(self.plan, kit.make(), backend=backend(delay=self.delay), hand=self.hand, form=self.form)
+        server = backend(delay=self.delay)
+        server.classes, server.warms = self.classes, self.warms
+        return converse(self.plan, kit.make(), backend=server, hand=self.hand, form=self.form)
 
 
-TALKS = st.builds(Talk, plans(), st.sampled_from(HANDS), st.sampled_from(FORMS), st.sampled_from([0.0, 0.5, 3.0, 20.0]))
+TALKS = st.builds(
+    Talk,
+    plans(),
+    st.sampled_from(HANDS),
+    st.sampled_from(FORMS),
+    st.sampled_from([0.0, 0.5, 3.0, 20.0]),
+    st.booleans(),
+    st.sampled_from([True, True, True, False]),
+)
 
 
 def every(kits: list[Kit]) -> pytest.MarkDecorator:
@@ -699,7 +712,7 @@ def test_closing_waits_for_what_was_cancelled_to_have_stopped() -> None:
     run_virtual(main())
 
 
-@pytest.mark.parametrize("after", [0.05, 5.0])
+@pytest.mark.parametrize("after", [0.0, 0.05, 5.0])
 def test_closing_while_the_caller_waits_gives_it_its_history(after: float) -> None:
     server = backend(pause=lambda kind, n: 20.0)
 
@@ -720,6 +733,7 @@ def test_closing_while_the_caller_waits_gives_it_its_history(after: float) -> No
         assert server.running == 0
 
     run_virtual(main())
+    gc.collect()  # nothing was left unawaited
 
 
 @given(talk=TALKS)

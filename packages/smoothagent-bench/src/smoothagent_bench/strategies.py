@@ -72,7 +72,9 @@ def build(variant: Variant, profile: Profile, store: Path) -> LookaheadStrategy:
         case "offload":
             # The agent's decisions are scripted, so nothing would call the read-back tool; without its
             # definition the prompts of all strategies and modes are the same.
-            return Offload(profile.hard, keep=profile.keep_outputs, store=OffloadStore(store), allow_unreadable=True)
+            return Offload(
+                profile.offload_hard, keep=profile.keep_outputs, store=OffloadStore(store), allow_unreadable=True
+            )
         case "keep-recent":
             return KeepRecent(profile.keep_turns, at_turns=profile.at_turns)
         case "sliding-window":
@@ -100,7 +102,9 @@ def reached_hard(variant: Variant, profile: Profile, *, turns: int, tokens: int)
         tokens: tokens of the next prompt.
     """
     match variant.kind:
-        case "offload" | "summarize":
+        case "offload":
+            return tokens >= profile.offload_hard
+        case "summarize":
             return tokens >= profile.hard
         case "keep-recent":
             return turns >= profile.at_turns

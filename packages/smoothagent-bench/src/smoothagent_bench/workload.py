@@ -53,7 +53,8 @@ class Profile:
         step: what a step adds.
         user: its user message at most.
         reply: the model's reply, exactly.
-        hard: trigger of offload and summarize.
+        hard: trigger of summarize, and
+        offload_hard: of offload: high enough that what one offload saves lasts for some turns.
         soft: where summarize begins to prepare.
         keep: what summarize leaves verbatim.
         summary: length of a summary at most.
@@ -75,6 +76,7 @@ class Profile:
     user: int
     reply: int
     hard: int
+    offload_hard: int
     soft: int
     keep: int
     summary: int
@@ -114,6 +116,7 @@ def paper_profile(window: int) -> Profile:
         user=scaled(20),
         reply=scaled(370),
         hard=scaled(15_000),
+        offload_hard=scaled(15_000),
         soft=scaled(11_000),
         keep=scaled(4_000),
         summary=max(64, scaled(128)),
@@ -148,6 +151,7 @@ def demo_profile() -> Profile:
         user=5,
         reply=28,
         hard=800,
+        offload_hard=1_200,
         soft=400,
         keep=400,
         summary=64,

@@ -315,4 +315,9 @@ async def blocking(lane: Lane, fn: Callable[[], Awaitable[None] | None]) -> Awai
         loop.call_soon_threadsafe(deliver, result, error)
 
     threading.Thread(target=work, name="smoothagent-transform", daemon=True).start()
-    return await done
+    try:
+        return await done
+    except asyncio.CancelledError:
+        if done.done() and not done.cancelled() and done.exception() is None:
+            deliver(done.result(), None)  # delivered already, but not taken
+        raise

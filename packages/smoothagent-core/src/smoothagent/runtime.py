@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import inspect
 import logging
 import os
 import threading
@@ -364,6 +365,7 @@ class LookaheadRuntime(Generic[M]):
         if work is None:
             return self._waited_for(Ended(twin))
         self._critical = self._lane.spawn(_finished(work, twin))
+        self._critical.add_done_callback(lambda _: self._lane.call(_discard, work))
         return Wait(self._critical, None)
 
     def _waited_for(self, ended: Ended) -> list[M]:
@@ -627,6 +629,12 @@ def _check(strategy: LookaheadStrategy, backend: Backend | None, ceiling: int | 
 async def _finished(work: Awaitable[None], twin: LookaheadStrategy) -> LookaheadStrategy:
     await work
     return twin
+
+
+def _discard(work: Awaitable[None]) -> None:
+    """Close what was cancelled before it began, or it would be reported as never awaited."""
+    if inspect.iscoroutine(work) and inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
+        work.close()
 
 
 async def _quietly(work: Awaitable[None]) -> None:
