@@ -248,7 +248,7 @@ def test_a_raw_history_that_begins_as_its_head_does_stays_committed(strategy: Lo
 
 
 @pytest.mark.parametrize("hand", ["view", "raw", "fresh"])
-@pytest.mark.parametrize("strategy", SINGLE_TASK[:2], ids=repr)
+@pytest.mark.parametrize("strategy", SINGLE_TASK[:3], ids=repr)
 def test_turns_that_are_all_alike_are_not_mistaken_for_one_another(strategy: LookaheadStrategy, hand: Hand) -> None:
     """An agent that polls: the same call with the same result, again and again."""
     turn = steady(1).turns[0]
@@ -256,6 +256,8 @@ def test_turns_that_are_all_alike_are_not_mistaken_for_one_another(strategy: Loo
     conversation = converse(plan, copy.deepcopy(strategy), backend=ScriptedBackend(delay=0.1), hand=hand)
     plain = converse(plan, copy.deepcopy(strategy), hand="view", lookahead=False)
     assert [len(s.sent) for s in conversation.steps] == [len(s.sent) for s in plain.steps]
+    if hand == "view":
+        assert [s.report is None for s in conversation.steps] == [s.report is None for s in plain.steps]
 
 
 class Reminted(Conversation):

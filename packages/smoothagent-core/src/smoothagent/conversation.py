@@ -51,6 +51,7 @@ class Conversation(Generic[M]):
         self._input: History[M] = History(codec, counter.count)
         self._spliced: History[M] = History(codec, counter.count)
         self.view = self._input
+        self._was_raw: bool | None = None
         self._drift = 1.0
         self._facts: tuple[Prompt, str, int] | None = None
 
@@ -134,6 +135,7 @@ class Conversation(Generic[M]):
         whole = Whole(len(self._input), self._input.last_digest, len(spliced), spliced.last_digest)
         self.record = CommitRecord(covered, digest, new_head, head_digest, whole)
         self._spliced = self.view = spliced
+        self._was_raw = None  # the next input will tell
         self._look()
         self.growth.moved(self.tokens, spliced.assistants)
         return after
@@ -157,10 +159,11 @@ class Conversation(Generic[M]):
 
     def _resolve(self) -> None:
         record = self.record
-        natives = record.resolve(self._input) if record is not None else None
+        natives = record.resolve(self._input, self._was_raw) if record is not None else None
         if record is not None and natives is None:
             log.debug("the history matches neither side of the last commit; starting anew")
             self.record = None
+        self._was_raw = None if record is None else natives is not None and natives is not self._input.natives
         if natives is None or natives is self._input.natives:
             self.view, self.raw = self._input, False
             return

@@ -61,28 +61,34 @@ class CommitRecord(Generic[M]):
             Whole(*whole) if whole is not None else None,
         )
 
-    def resolve(self, history: History[M]) -> list[M] | None:
+    def resolve(self, history: History[M], was_raw: bool | None = None) -> list[M] | None:
         """The view that belongs to an input: ``head`` and what follows.
 
         The input may extend the raw history or the returned view; None where it is neither.
+        ``was_raw`` says what the last input was, for turns that are all alike.
         """
-        if self.is_raw(history):
+        if self.is_raw(history, was_raw):
             return [*self.head, *history.natives[self.covered :]]
         return history.natives if history.digest(len(self.head)) == self.head_digest else None
 
-    def is_raw(self, history: History[M]) -> bool:
+    def is_raw(self, history: History[M], was_raw: bool | None = None) -> bool:
         """Whether the input is the raw history (and not the view)."""
         if history.digest(self.covered) != self.digest:
             return False
         if history.digest(len(self.head)) != self.head_digest:
             return True
-        # It begins as both do: what it extends whole decides, then the longer match.
-        if self.whole is not None:
-            extends_input = history.digest(self.whole.input) == self.whole.input_digest
-            extends_view = history.digest(self.whole.view) == self.whole.view_digest
-            if extends_input != extends_view:
-                return extends_input
-        return self.covered >= len(self.head)
+        # It begins as both do: what it extends whole decides, then what it was before, then the longer match.
+        whole = self.whole
+        if whole is None:
+            return self.covered >= len(self.head) if was_raw is None else was_raw
+        extends_input = history.digest(whole.input) == whole.input_digest
+        extends_view = history.digest(whole.view) == whole.view_digest
+        if extends_input != extends_view:
+            return extends_input
+        if extends_input:
+            # Turns that are all alike. The first input after a commit tells: the view has become shorter.
+            return len(history) > whole.input if was_raw is None else was_raw
+        return self.covered >= len(self.head) if was_raw is None else was_raw
 
 
 @dataclass(slots=True)
