@@ -275,6 +275,8 @@ def test_a_barred_history_is_not_tried_again_without_new_tokens(moves: list[Move
     failed_at = -1
     for move in moves:
         event = move.event
+        if isinstance(event, (Boundary, CommitPoint)) and event.length < failed_at:
+            failed_at = -1  # a shorter history is another one
         if isinstance(event, (Boundary, CommitPoint)) and event.length == failed_at:
             assert not move.did(Do.START)
             assert not move.did(Do.SYNCHRONOUS)

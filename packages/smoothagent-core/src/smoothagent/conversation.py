@@ -133,7 +133,7 @@ class Conversation(Generic[M]):
         head_digest = spliced.digest(len(new_head))
         assert head_digest is not None, "the head is part of the view"
         whole = Whole(len(self._input), self._input.last_digest, len(spliced), spliced.last_digest)
-        self.record = CommitRecord(covered, digest, new_head, head_digest, whole)
+        self.record = CommitRecord(covered, digest, new_head, head_digest, whole, after[-1] if after else None)
         self._spliced = self.view = spliced
         self._was_raw = None  # the next input will tell
         self._look()

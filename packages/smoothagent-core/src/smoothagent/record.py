@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from smoothagent.history import History
@@ -31,6 +31,7 @@ class CommitRecord(Generic[M]):
         head_digest: chain digest of ``head``.
         whole: tells input and view apart where one begins as the other does, as when a window drops
             all turns after the only user message; None where unknown.
+        last: the last object of the returned view, which tells the same where all turns are alike; not persisted.
     """
 
     covered: int
@@ -38,6 +39,7 @@ class CommitRecord(Generic[M]):
     head: list[M]
     head_digest: str
     whole: Whole | None = None
+    last: M | None = field(default=None, compare=False, repr=False)
 
     def to_dict(self, wire: Callable[[M], dict[str, Any]]) -> dict[str, Any]:
         """JSON-ready data, for adapters that hand in raw history and must survive a restart."""
