@@ -35,6 +35,9 @@ SHARED_FOR = 60.0
 """Seconds after a foreign request was seen during which the server counts as shared."""
 FIRST_PREFILL, FIRST_DECODE = 16, 2
 """Tokens of the first piece of a kind, when nothing is known of the server's speed."""
+LEAST_BESIDE = 4
+"""Tokens of a prefill piece beside a decode, whatever it seems to cost: on a busy machine a single token's cost is
+mostly noise, and pieces of one token would never get anything done. The credit still bounds how often."""
 MOST_TOKENS = 4096
 
 
@@ -366,9 +369,10 @@ class Pacer:
         if tokens is None:
             return FIRST_DECODE if kind is Kind.DECODE else FIRST_PREFILL
         if beside:
-            return tokens
+            return max(tokens, LEAST_BESIDE)
         # Where the fixed part eats the whole time, tinier pieces would only do worse: up to twice the time is taken.
-        return max(tokens, min(cost.balanced, cost.tokens(2 * seconds) or 0))
+        least = FIRST_DECODE if kind is Kind.DECODE else FIRST_PREFILL
+        return max(tokens, least, min(cost.balanced, cost.tokens(2 * seconds) or 0))
 
     def _cost(self, kind: Kind, beside: bool) -> LinearCost:
         if kind is Kind.DECODE:
