@@ -164,7 +164,7 @@ def test_variants() -> None:
     ("kind", "below", "at"),
     [
         ("offload", {"turns": 99, "tokens": 1_199}, {"turns": 0, "tokens": 1_200}),
-        ("summarize", {"turns": 99, "tokens": 799}, {"turns": 0, "tokens": 800}),
+        ("summarize", {"turns": 99, "tokens": 749}, {"turns": 0, "tokens": 750}),
         ("keep-recent", {"turns": 7, "tokens": 9_999}, {"turns": 8, "tokens": 0}),
         ("sliding-window", {"turns": 3, "tokens": 9_999}, {"turns": 4, "tokens": 0}),
     ],

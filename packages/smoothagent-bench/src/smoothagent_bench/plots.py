@@ -108,11 +108,20 @@ def bars(compared: dict[str, list[Pair]]) -> Figure:
         places = [i + (offset - 1) * width for i in range(len(compared))]
         values = [[pick[mode](p) for p in compared[label]] for label in compared]
         heights = [statistics.median(v) for v in values]
-        drawn = axes.bar(places, heights, width * 0.92, color=COLORS[mode], label=NAMES[mode])
-        axes.bar_label(drawn, [f"{h:.2f}" for h in heights], padding=3, fontsize=8, color=_INK)
-        for place, single in zip(places, values, strict=True):
+        axes.bar(places, heights, width * 0.92, color=COLORS[mode], label=NAMES[mode])
+        for place, height, single in zip(places, heights, values, strict=True):
             if len(single) > 1:
-                axes.scatter([place] * len(single), single, s=9, color=_INK, alpha=0.45, zorder=3)
+                spread = [place + width * 0.5 * (i / (len(single) - 1) - 0.5) for i in range(len(single))]
+                axes.scatter(spread, single, s=7, color=_INK, alpha=0.4, linewidth=0, zorder=3)
+            axes.annotate(
+                f"{height:.2f}",
+                (place, max(height, *single)),
+                xytext=(0, 4),
+                textcoords="offset points",
+                ha="center",
+                fontsize=8,
+                color=_INK,
+            )
     axes.set_xticks(range(len(compared)), list(compared))
     axes.set_xlim(-0.6, len(compared) - 0.4)
     axes.set_ylabel("transform turn (s)")

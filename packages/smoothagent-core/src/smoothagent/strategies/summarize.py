@@ -32,7 +32,7 @@ class Summarize(CutStrategy):
         hard: trigger in tokens of the next prompt.
         keep: tokens that stay verbatim, at least this and at most twice this; default hard // 4.
         soft: where preparation begins; default hard - keep, earlier if growth demands it.
-        max_tokens: length limit of the summary.
+        max_tokens: length limit of the summary; default a quarter of hard, at most 1024.
         question: the request to the model.
         prefix: what stands before the summary in its message.
         accept_cut_off: take a summary that ran into ``max_tokens``; otherwise it is rejected.
@@ -52,13 +52,15 @@ class Summarize(CutStrategy):
         *,
         keep: int | None = None,
         soft: int | None = None,
-        max_tokens: int = 1024,
+        max_tokens: int | None = None,
         question: str = QUESTION,
         prefix: str = PREFIX,
         accept_cut_off: bool = False,
     ) -> None:
         super().__init__()
         self.limits = Limits(hard, hard // 4 if keep is None else keep, soft)
+        if max_tokens is None:
+            max_tokens = max(1, min(1024, hard // 4))
         if max_tokens < 1 or max_tokens >= hard:
             raise ConfigurationError(f"Summarize(hard={hard}, max_tokens={max_tokens}): need 1 <= max_tokens < hard")
         self.hard = hard
