@@ -155,7 +155,7 @@ def test_a_commit_never_waits_and_stops_the_warming() -> None:
 
 
 @pytest.mark.parametrize("error", [BackendUnreachableError("gone"), RuntimeError("a bug")])
-def test_a_server_that_fails_costs_warmth_only(error: Exception) -> None:
+def test_a_server_that_fails_costs_warmth_only(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
     async def test(delegation: Delegation[Any], server: ScriptedBackend) -> None:
         await asyncio.sleep(1)
         delegation.feed("text")
@@ -163,6 +163,7 @@ def test_a_server_that_fails_costs_warmth_only(error: Exception) -> None:
         assert delegation.on_commit("text") == [*HEAD, instruction("text")]
 
     delegated(test, ScriptedBackend(delay=0.1, fault=lambda kind, n: error))
+    assert [r.levelname for r in caplog.records if "it starts cold" in r.message] == ["WARNING"]
 
 
 def test_without_lookahead_or_backend_it_still_builds_the_request() -> None:

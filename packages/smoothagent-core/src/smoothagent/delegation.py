@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 from smoothagent.codec import Codec
-from smoothagent.errors import BackendError, ClosedError
+from smoothagent.errors import ClosedError
 from smoothagent.jsonstream import FieldStream
 from smoothagent.lane import Lane
 from smoothagent.ledger import Ledger
@@ -179,7 +179,7 @@ class Delegation(Generic[M]):
                 self._wake.clear()
                 try:
                     await self._prefill(backend, *now)
-                except BackendError as error:
+                except Exception as error:  # whatever it was, the sub-agent starts as without us
                     log.warning("warming a sub-agent failed, it starts cold: %s", error)
                     return
                 done = now

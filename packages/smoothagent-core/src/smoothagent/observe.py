@@ -12,9 +12,11 @@ from smoothagent.prompt import Prompt
 from smoothagent.record import CommitReport
 from smoothagent.serving.backend import Caps, Usage
 from smoothagent.strategy import LookaheadStrategy
-from smoothagent.telemetry import Telemetry
+from smoothagent.telemetry import Outcome, Telemetry
 
 log = logging.getLogger("smoothagent")
+
+_OUTCOMES: dict[str, Outcome] = {"lookahead": "hit", "late": "late", "sync": "none"}
 
 _IDLE_BOUNDARIES = 50
 """Boundaries without anything to prepare after which it is said why, once."""
@@ -77,7 +79,7 @@ class Observer:
             self.ledger.add(commits=1, late_commits=int(report.kind == "late"))
         with self.telemetry.commit(self.session, strategy=strategy) as work:
             work.sizes(report.before_tokens, report.after_tokens)
-            work.ended_as({"sync": "none", "late": "late"}.get(report.kind, "hit"))  # type: ignore[arg-type]
+            work.ended_as(_OUTCOMES[report.kind])
         self._pending, self._warmed = report, tuple(warmed)
 
     def committed(self, report: CommitReport | None, seconds: float, waited: float) -> None:
