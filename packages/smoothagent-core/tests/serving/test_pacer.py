@@ -11,7 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smoothagent.errors import BackendUnreachableError
-from smoothagent.serving.pacer import Grant, Kind, Load, Pacer, Unpaced
+from smoothagent.serving.costs import Kind
+from smoothagent.serving.others import Load
+from smoothagent.serving.pacer import Pacer
+from smoothagent.serving.piece import Grant
+from smoothagent.serving.unpaced import Unpaced
 from virtual_clock import run_virtual
 
 
@@ -99,30 +103,35 @@ def test_no_piece_between_arrival_and_first_token_and_all_work_gets_done(
     per_token=st.floats(0.0005, 0.006),
     fixed=st.floats(0.0, 0.02),
     promoted=st.booleans(),
+    own=st.booleans(),
     first=st.floats(0.0, 1.0),
 )
 def test_pieces_beside_a_decode_stay_within_their_share(
-    decode: float, per_token: float, fixed: float, promoted: bool, first: float
+    decode: float, per_token: float, fixed: float, promoted: bool, own: bool, first: float
 ) -> None:
+    own = own and promoted
     world = World(per_token, fixed)
+    pacer = world.pacer
     if promoted:
-        world.pacer.promote("w")
+        pacer.promote("a" if own else "w")
 
     async def main() -> None:
-        job = asyncio.ensure_future(world.work("w", 1_000_000))
+        job = asyncio.ensure_future(world.work("a" if own else "w", 1_000_000))
         await world.agent("a", [Turn(first, 0.1, decode, fails=False)])
         job.cancel()
         with pytest.raises(asyncio.CancelledError):
             await job
 
     run_virtual(main())
-    spent = sum(end - start for start, end, beside in world.pieces if beside)
-    share = 0.5 if promoted else 0.25
-    longest = max([end - start for start, end, beside in world.pieces if beside], default=0.0)
-    # One piece may be under way when credit is just enough, and its cost is a prediction.
-    assert spent <= share * (decode - spent) + (1 + share) * (longest + world.pacer.decode_piece)
+    beside = [(end - start) for start, end, beside in world.pieces if beside]
+    # The fixed part is a round trip, during which the main request gets its tokens.
+    spent = sum(max(0.0, seconds - fixed) for seconds in beside)
+    share = pacer.promoted_share if own else pacer.share
+    # One piece may be under way when credit is just enough; the first are of a size that knows nothing.
+    longest = max(beside, default=0.0)
+    assert spent <= share * (decode - spent) + (1 + share) * (longest + pacer.idle_piece)
     if decode > 3:
-        assert spent > 0.3 * share / (1 + share) * decode, "the credit is used"
+        assert spent > 0.3 * share / (1 + share) * decode * per_token / (per_token + fixed), "the credit is used"
 
 
 def test_arrival_cancels_the_piece_in_flight_and_the_body_sees_it() -> None:
@@ -268,6 +277,7 @@ def test_pieces_shrink_while_others_use_the_server() -> None:
         load = Load(decoding=1)
         await asyncio.sleep(1)
         beside = await size()
+        assert pacer.stats.charged == pytest.approx(0.06, abs=0.002)
         load = Load()
         await asyncio.sleep(1)
         return alone, beside, await size()
@@ -332,3 +342,63 @@ def test_unpaced_grants_everything_at_once() -> None:
             return grant.tokens
 
     assert run_virtual(main()) > 10**9
+
+
+def test_pieces_are_short_where_tool_times_are_short() -> None:
+    pacer = Pacer()
+    sizes: list[int] = []
+
+    async def job() -> None:
+        while True:
+            async with pacer.piece("c", Kind.PREFILL) as grant:
+                sizes.append(grant.tokens)
+                await asyncio.sleep(0.001 * grant.tokens)
+                grant.report(grant.tokens)
+
+    async def main() -> None:
+        task = asyncio.ensure_future(job())
+        await asyncio.sleep(3)
+        for pause in (2.0, 0.09):
+            pacer.main_arrived("c")
+            await asyncio.sleep(1)
+            pacer.main_done("c")
+            await asyncio.sleep(pause)
+        pacer.main_arrived("c")
+        pacer.main_done("c")
+        sizes.append(0)
+        await asyncio.sleep(1)
+        task.cancel()
+
+    run_virtual(main())
+    assert max(sizes[: sizes.index(0)]) == pytest.approx(150, abs=2)
+    assert max(sizes[sizes.index(0) + 2 :]) == pytest.approx(30, abs=2)
+
+
+def test_a_promoted_conversation_is_careful_beside_others() -> None:
+    pacer = Pacer()
+    spent = {"alone": 0.0, "beside another": 0.0}
+
+    async def main() -> None:
+        pacer.promote("c")
+        pacer.main_arrived("c")
+        pacer.main_first_token("c")
+        where = "alone"
+
+        async def job() -> None:
+            while True:
+                async with pacer.piece("c", Kind.PREFILL) as grant:
+                    await asyncio.sleep(0.002 * grant.tokens)
+                    grant.report(grant.tokens)
+                    spent[where] += 0.002 * grant.tokens
+
+        task = asyncio.ensure_future(job())
+        await asyncio.sleep(20)
+        pacer.main_arrived("d")
+        pacer.main_first_token("d")
+        where = "beside another"
+        await asyncio.sleep(20)
+        task.cancel()
+
+    run_virtual(main())
+    assert spent["alone"] == pytest.approx(20 * 1.0 / 2.0, rel=0.05)
+    assert spent["beside another"] == pytest.approx(20 * 0.2 / 1.2, rel=0.1)

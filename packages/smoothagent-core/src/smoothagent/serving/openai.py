@@ -16,7 +16,8 @@ from smoothagent.serving.backend import Caps, Generated, Stream, Usage, Wire
 from smoothagent.serving.connection import Connection
 from smoothagent.serving.dialects.base import Ask, Dialect, Options, ServingStats
 from smoothagent.serving.dialects.detect import DIALECTS, detect
-from smoothagent.serving.pacer import Pacer, PacerStats, Pacing, Unpaced
+from smoothagent.serving.pacer import Pacer, PacerStats
+from smoothagent.serving.unpaced import Pacing, Unpaced
 
 
 class OpenAIBackend:

@@ -8,54 +8,36 @@
     is decoding                         small, and only as the credit allows
     none (tool time)                    freely, `idle_piece` seconds at a time
 
-Credit bounds what pieces add to the time between tokens: while a main request decodes it grows by
-``share / (1 + share)`` seconds a second, so pieces take at most ``share`` times what decoding takes.
-Requests of other processes are seen through ``watch``, where the server tells its state.
+Credit bounds what pieces add to the time between tokens. A promoted conversation's work has a larger share, but
+only of its own request's time: beside anybody else's it is as careful as before. Requests of other processes
+are seen through ``watch``, where the server tells its state.
 (ARCHITECTURE.md, "When lookahead work may run, where the server has no classes".)
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import sys
 import threading
-from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import dataclass, field
-from enum import StrEnum
-from types import TracebackType
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from smoothagent.errors import BackendError
-from smoothagent.serving.costs import LinearCost
+from smoothagent.serving.costs import Kind, PieceCosts
+from smoothagent.serving.credit import Credit
+from smoothagent.serving.others import Load, Others, Watch
+from smoothagent.serving.piece import Grant, Piece, Ticket
 
-LOOK_AGAIN = 0.05
-"""Seconds a look at the server's state stays good, and between looks while someone else waits there."""
-SHARED_FOR = 60.0
-"""Seconds after a foreign request was seen during which the server counts as shared."""
 FIRST_PREFILL, FIRST_DECODE = 16, 2
 """Tokens of the first piece of a kind, when nothing is known of the server's speed."""
 LEAST_BESIDE = 4
 """Tokens of a prefill piece beside a decode, whatever it seems to cost: on a busy machine a single token's cost is
 mostly noise, and pieces of one token would never get anything done. The credit still bounds how often."""
 MOST_TOKENS = 4096
-
-
-class Kind(StrEnum):
-    """What a piece does."""
-
-    PREFILL = "prefill"
-    DECODE = "decode"
-    COPY = "copy"
-    """KV from slot to slot."""
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """Requests of other processes on the server: how many await their first token, how many decode."""
-
-    waiting: int = 0
-    decoding: int = 0
+PAUSES_KEPT = 8
+"""Tool times that are remembered; the shortest of them is what the next one may be."""
+SHARE_OF_PAUSE = 1 / 3
+"""Of a tool time, the most that one piece takes: the next main request may arrive in the middle of it."""
 
 
 @dataclass(slots=True)
@@ -68,34 +50,6 @@ class PacerStats:
     charged: float = 0.0
 
 
-@dataclass(eq=False, slots=True)
-class _Ticket:
-    conversation: str
-    kind: Kind
-    least: int
-    at_rest: bool
-
-
-@dataclass(eq=False, slots=True)
-class Grant:
-    """Leave to run one piece.
-
-    Attributes:
-        tokens: the most the piece may prefill or decode.
-        preempted: a main request arrived: the piece was cancelled and is to be done again.
-    """
-
-    kind: Kind
-    tokens: int
-    beside_decode: bool
-    preempted: bool = False
-    done_tokens: int = field(default=0, init=False)
-
-    def report(self, tokens: int) -> None:
-        """Say how many tokens the piece computed, so that the next one is sized better."""
-        self.done_tokens += tokens
-
-
 class Pacer:
     """Admits pieces of lookahead work, one at a time for the whole server.
 
@@ -103,13 +57,13 @@ class Pacer:
     to the loop that runs them. Time is ``loop.time()`` only.
 
     Args:
-        idle_piece: seconds a piece aims at in tool time; halved while other processes use the server.
+        idle_piece: seconds a piece aims at in tool time; halved while other processes use the server, and at
+            most a third of the shortest tool time of late.
         decode_piece: seconds a piece may add beside a decoding main request.
         share: most that pieces add to the time between a main request's tokens, as a fraction.
-        promoted_share: the same while a promoted conversation is in a hurry.
+        promoted_share: the same while only promoted conversations decode, whose own work this is.
         foreign_patience: seconds to wait for another process's prefill before one small piece runs anyway.
-        watch: tells the other processes' load, given how many requests of this one decode; None where the
-            server cannot tell.
+        watch: tells the other processes' load; None where the server cannot tell.
     """
 
     def __init__(
@@ -117,16 +71,15 @@ class Pacer:
         *,
         idle_piece: float = 0.15,
         decode_piece: float = 0.06,
-        share: float = 0.25,
-        promoted_share: float = 0.5,
+        share: float = 0.2,
+        promoted_share: float = 1.0,
         foreign_patience: float = 10.0,
-        watch: Callable[[int], Awaitable[Load | None]] | None = None,
+        watch: Watch | None = None,
     ) -> None:
         self.idle_piece = idle_piece
         self.decode_piece = decode_piece
         self.share = share
         self.promoted_share = promoted_share
-        self.foreign_patience = foreign_patience
         self.watch = watch
         self.stats = PacerStats()
         self._lock = threading.RLock()
@@ -134,19 +87,15 @@ class Pacer:
         self._arrived: Counter[str] = Counter()
         self._decoding: Counter[str] = Counter()
         self._promoted: set[str] = set()
-        self._foreign = Load()
-        self._foreign_since: float | None = None
-        self._looked_at = float("-inf")
-        self._shared_until = float("-inf")
-        self._credit = 0.0
-        self._credit_at: float | None = None
-        self._queue: list[_Ticket] = []
+        self._others = Others(foreign_patience)
+        self._credit = Credit()
+        self._costs = PieceCosts()
+        self._queue: list[Ticket] = []
         self._waiters: set[asyncio.Future[None]] = set()
         self._active: Piece | None = None
         self._reserved = False
-        self._prefill = LinearCost()
-        self._decode_idle = LinearCost()
-        self._decode_beside = LinearCost()
+        self._paused_at: float | None = None
+        self._pauses: deque[float] = deque(maxlen=PAUSES_KEPT)
 
     # -- what the agent does ---------------------------------------------------------------
 
@@ -154,6 +103,9 @@ class Pacer:
         """A main request is about to be sent: nothing runs until its first token."""
         with self._lock:
             self._accrue()
+            if self._paused_at is not None:
+                self._pauses.append(self._now() - self._paused_at)
+                self._paused_at = None
             self._arrived[conversation] += 1
         self._on_loop(self._preempt)
 
@@ -170,6 +122,7 @@ class Pacer:
         with self._lock:
             self._accrue()
             _ = _take(self._decoding, conversation) or _take(self._arrived, conversation)
+            self._pause_begins()
         self._on_loop(self._wake)
 
     def promote(self, conversation: str) -> None:
@@ -191,6 +144,7 @@ class Pacer:
             self._accrue()
             self._promoted.discard(conversation)
             del self._arrived[conversation], self._decoding[conversation]
+            self._pause_begins()
         self._on_loop(self._wake)
 
     # -- pieces ----------------------------------------------------------------------------
@@ -207,9 +161,9 @@ class Pacer:
             least: the fewest tokens that make sense (a block of the server's cache).
             at_rest: the piece needs the conversation's main slot: never while its main request runs.
         """
-        return Piece(self, _Ticket(conversation, kind, least, at_rest))
+        return Piece(self, Ticket(conversation, kind, least, at_rest))
 
-    async def admit(self, ticket: _Ticket) -> Grant:
+    async def admit(self, ticket: Ticket) -> Grant:
         """Wait until ``ticket`` may run, and take the place; `finish` gives it back."""
         self._loop = asyncio.get_running_loop()
         with self._lock:
@@ -226,61 +180,30 @@ class Pacer:
                 self._queue.remove(ticket)
             self._wake()
 
+    def start(self, piece: Piece) -> None:
+        """Make ``piece`` the one in flight."""
+        with self._lock:
+            self._active = piece
+
     def finish(self, grant: Grant, seconds: float, *, cut_short: bool) -> None:
         """The piece has ended after ``seconds``: charge it, let the next one in."""
         with self._lock:
             self._accrue()
             self.stats.pieces += 1
             self.stats.preempted += grant.preempted
+            if not cut_short:
+                self._costs.observe(grant.kind, grant.beside_decode, grant.done_tokens, seconds)
             if grant.beside_decode:
-                charge = self._charge(grant, seconds)
-                self._credit -= charge
-                self.stats.charged += charge
-            if not cut_short and grant.kind is not Kind.COPY:
-                self._cost(grant.kind, grant.beside_decode).observe(grant.done_tokens, seconds)
+                added = self._added(grant, seconds, grant.tokens if cut_short else grant.done_tokens)
+                self._credit.charge(added - grant.paid)
+                self.stats.charged = self._credit.charged
             self._active = None
             self._reserved = False
         self._wake()
 
-    def start(self, piece: Piece) -> None:
-        """Make ``piece`` the one in flight."""
-        with self._lock:
-            self._active = piece
+    # -- whose turn it is ------------------------------------------------------------------
 
-    # -- inside ----------------------------------------------------------------------------
-
-    def _busy_share(self) -> float:
-        share = self.promoted_share if self._promoted else self.share
-        return share / (1 + share)
-
-    @property
-    def _beside_decode(self) -> bool:
-        return bool(self._decoding or self._foreign.decoding)
-
-    def _now(self) -> float:
-        return self._loop.time() if self._loop is not None else 0.0
-
-    def _accrue(self) -> None:
-        now = self._now()
-        elapsed, self._credit_at = now - (now if self._credit_at is None else self._credit_at), now
-        if self._beside_decode:
-            self._credit = min(self._credit + elapsed * self._busy_share(), max(self._credit, self._credit_cap()))
-        elif not self._arrived:
-            # Tool time hurts nobody: a debt is worked off there, credit is not saved up.
-            self._credit = min(self._credit + elapsed, max(self._credit, 0.0))
-
-    def _credit_cap(self) -> float:
-        return max([self.decode_piece, *(self._need(t) for t in self._queue)])
-
-    def _need(self, ticket: _Ticket) -> float:
-        """Credit a piece beside decoding must find."""
-        if ticket.kind is Kind.PREFILL:
-            return max(self.decode_piece, self._prefill.seconds(ticket.least))
-        if ticket.kind is Kind.DECODE:
-            return max(self.decode_piece, self._beside_token() * ticket.least)
-        return self.decode_piece
-
-    def _delay_in_turn(self, ticket: _Ticket) -> float | None:
+    def _delay_in_turn(self, ticket: Ticket) -> float | None:
         """Seconds until ``ticket`` may run; 0 now; None until something changes."""
         with self._lock:
             delay = self._delay(ticket)
@@ -290,28 +213,27 @@ class Pacer:
             first = next(t for t in ahead if self._delay(t) == 0)
             return 0 if first is ticket else None
 
-    def _delay(self, ticket: _Ticket) -> float | None:
+    def _delay(self, ticket: Ticket) -> float | None:
         if self._reserved or self._arrived:
             return None
         if ticket.at_rest and self._decoding[ticket.conversation]:
             return None
-        now = self._now()
-        if self._foreign.waiting and now < self._looked_at + LOOK_AGAIN:
-            return self._looked_at + LOOK_AGAIN - now
+        wait = self._others.wait(self._now())
+        if wait > 0:
+            return wait
         if self._beside_decode:
             self._accrue()
-            missing = self._need(ticket) - self._credit
-            # A nanosecond of rounding must not become a second wait.
-            return missing / self._busy_share() if missing > 1e-9 else 0
+            return self._credit.wait(self._need(ticket), self._share())
         return 0
 
     async def _look(self) -> bool:
         """Reserve the place and look at the server's state; whether the piece may go now."""
         with self._lock:
             self._reserved = True
+        due = self.watch is not None and self._others.look_due(self._now())
         load: Load | None = None
         try:
-            if self.watch is not None and self._now() >= self._looked_at + LOOK_AGAIN:
+            if self.watch is not None and due:
                 load = await self.watch(self._decoding.total())
         except BackendError:
             # A server that cannot tell its state can still do the piece; if not, the piece says so.
@@ -320,76 +242,96 @@ class Pacer:
             self._unreserve()
             raise
         with self._lock:
-            if self.watch is not None and self._now() >= self._looked_at + LOOK_AGAIN:
-                self._take_in(load or Load())
-            allowed = not self._arrived and (not self._foreign.waiting or self._overdue())
+            if due:
+                self._accrue()
+                self._others.seen(load or Load(), self._now())
+            allowed = not self._arrived and (not self._others.load.waiting or self._overdue())
         if not allowed:
             self._unreserve()
         return allowed
 
-    def _take_in(self, load: Load) -> None:
-        self._accrue()
-        now = self._now()
-        self._foreign, self._looked_at = load, now
-        if load.waiting or load.decoding:
-            self._shared_until = now + SHARED_FOR
-        if not load.waiting:
-            self._foreign_since = None
-        elif self._foreign_since is None:
-            self._foreign_since = now
-
     def _overdue(self) -> bool:
-        since = self._foreign_since
-        if since is None or self._now() - since < self.foreign_patience:
-            return False
-        self._foreign_since = None
-        self.stats.overdue += 1
-        return True
+        overdue = self._others.overdue(self._now())
+        self.stats.overdue += overdue
+        return overdue
 
     def _unreserve(self) -> None:
         with self._lock:
             self._reserved = False
         self._wake()
 
-    def _grant(self, ticket: _Ticket) -> Grant:
-        with self._lock:
-            beside = self._beside_decode or self._foreign.waiting > 0
-            tokens = min(MOST_TOKENS, max(ticket.least, self._size(ticket.kind, beside)))
-            return Grant(ticket.kind, tokens, beside)
+    # -- how much, and at what price -------------------------------------------------------
 
-    def _size(self, kind: Kind, beside: bool) -> int:
-        seconds = self.decode_piece if beside else self.idle_piece
-        if not beside and self._now() < self._shared_until:
-            seconds /= 2
-        if kind is Kind.DECODE and beside:
-            per_token = self._beside_token()
-            return min(FIRST_DECODE * 8, int(seconds / per_token)) if per_token else FIRST_DECODE
-        cost = self._cost(kind, beside)
+    @property
+    def _beside_decode(self) -> bool:
+        return bool(self._decoding or self._others.load.decoding)
+
+    @property
+    def _own_hurry(self) -> bool:
+        """Whether the only requests that pieces slow down are those of promoted conversations."""
+        return bool(self._promoted) and not self._others.load.decoding and self._decoding.keys() <= self._promoted
+
+    def _share(self) -> float:
+        return self.promoted_share if self._own_hurry else self.share
+
+    def _beside_seconds(self) -> float:
+        """What one piece may add to a gap between tokens."""
+        return self.idle_piece if self._own_hurry else self.decode_piece
+
+    def _need(self, ticket: Ticket) -> float:
+        """Credit a piece beside decoding must find."""
+        if ticket.kind is Kind.COPY:
+            return self.decode_piece
+        return max(self._beside_seconds(), self._costs.added_token(ticket.kind) * ticket.least)
+
+    def _accrue(self) -> None:
+        cap = max([self._beside_seconds(), *(self._need(t) for t in self._queue)])
+        idle = not self._arrived and not self._beside_decode
+        self._credit.accrue(self._now(), decoding=self._beside_decode, idle=idle, share=self._share(), cap=cap)
+
+    def _added(self, grant: Grant, seconds: float, tokens: int) -> float:
+        """Seconds by which a piece of ``tokens`` delayed the main request beside it."""
+        each = self._costs.added_token(grant.kind) if grant.kind is not Kind.COPY else 0.0
+        return min(seconds, each * tokens) if each else seconds
+
+    def _grant(self, ticket: Ticket) -> Grant:
+        with self._lock:
+            beside = self._beside_decode or self._others.load.waiting > 0
+            size = self._size_beside(ticket.kind) if beside else self._size_idle(ticket.kind)
+            grant = Grant(ticket.kind, min(MOST_TOKENS, max(ticket.least, size)), beside)
+            if beside:
+                # Paid in advance, so that what accrues meanwhile is not lost to the cap; `finish` settles.
+                grant.paid = self._need(ticket)
+                self._accrue()
+                self._credit.charge(grant.paid)
+            return grant
+
+    def _size_beside(self, kind: Kind) -> int:
+        each = self._costs.added_token(kind)
+        if kind is Kind.DECODE:
+            return min(FIRST_DECODE * 8, int(self._beside_seconds() / each)) if each else FIRST_DECODE
+        return max(LEAST_BESIDE, int(self._beside_seconds() / each)) if each else FIRST_PREFILL
+
+    def _size_idle(self, kind: Kind) -> int:
+        seconds = min([self.idle_piece, *(p * SHARE_OF_PAUSE for p in self._pauses)])
+        if self._others.shared(self._now()):
+            seconds = min(seconds, self.idle_piece / 2)
+        cost = self._costs.idle(kind)
         tokens = cost.tokens(seconds)
-        if tokens is None:
-            return FIRST_DECODE if kind is Kind.DECODE else FIRST_PREFILL
-        if beside:
-            return max(tokens, LEAST_BESIDE)
-        # Where the fixed part eats the whole time, tinier pieces would only do worse: up to twice the time is taken.
         least = FIRST_DECODE if kind is Kind.DECODE else FIRST_PREFILL
+        if tokens is None:
+            return least
+        # Where the fixed part eats the whole time, tinier pieces would only do worse: up to twice the time is taken.
         return max(tokens, least, min(cost.balanced, cost.tokens(2 * seconds) or 0))
 
-    def _cost(self, kind: Kind, beside: bool) -> LinearCost:
-        if kind is Kind.DECODE:
-            return self._decode_beside if beside else self._decode_idle
-        return self._prefill
+    # -- waiting and waking ----------------------------------------------------------------
 
-    def _beside_token(self) -> float:
-        """Seconds one more decoded token adds to a main request that decodes in the same batches."""
-        both, alone = self._decode_beside, self._decode_idle
-        if both.known:
-            return max(both.per_token - alone.per_token, both.per_token / 4)
-        return alone.per_token
+    def _now(self) -> float:
+        return self._loop.time() if self._loop is not None else 0.0
 
-    def _charge(self, grant: Grant, seconds: float) -> float:
-        """What the piece cost the main request, which got its own tokens from the same batches."""
-        steps = grant.done_tokens if grant.kind is Kind.DECODE else min(1, grant.done_tokens)
-        return max(seconds - steps * self._decode_idle.per_token, seconds / 4)
+    def _pause_begins(self) -> None:
+        if self._paused_at is None and not self._arrived and not self._decoding and self._loop is not None:
+            self._paused_at = self._now()
 
     async def _sleep(self, delay: float | None) -> None:
         """Until something changes, or ``delay`` seconds have passed."""
@@ -426,52 +368,6 @@ class Pacer:
             loop.call_soon_threadsafe(fn)
 
 
-class Piece:
-    """One piece, as an async context manager; made by `Pacer.piece`."""
-
-    def __init__(self, pacer: Pacer, ticket: _Ticket) -> None:
-        self._pacer = pacer
-        self._ticket = ticket
-        self._task: asyncio.Task[object] | None = None
-        self._grant: Grant | None = None
-        self._cancelling = 0
-        self._started = 0.0
-        self._cut = False
-
-    async def __aenter__(self) -> Grant:
-        self._task = asyncio.current_task()
-        if self._task is None:
-            raise RuntimeError("a piece runs inside a task")
-        grant = await self._pacer.admit(self._ticket)
-        # Nothing is awaited from here to the body, so an arrival finds either no piece or this one.
-        self._grant = grant
-        self._cancelling = self._task.cancelling()
-        self._started = asyncio.get_running_loop().time()
-        self._pacer.start(self)
-        return grant
-
-    def preempt(self) -> None:
-        """Cancel the body, as ``asyncio.timeout`` does."""
-        if not self._cut and self._task is not None and self._task is not asyncio.current_task():
-            self._cut = True
-            self._task.cancel()
-
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> bool:
-        assert self._grant is not None
-        assert self._task is not None
-        seconds = asyncio.get_running_loop().time() - self._started
-        swallow = False
-        if self._cut:
-            ours = self._task.uncancel() <= self._cancelling
-            # The connection may break before the cancellation is seen: that is our doing too.
-            swallow = ours and exc_type is not None and issubclass(exc_type, (asyncio.CancelledError, BackendError))
-            self._grant.preempted = swallow
-        self._pacer.finish(self._grant, seconds, cut_short=exc_type is not None)
-        return swallow
-
-
 def _resolve(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
@@ -485,41 +381,3 @@ def _take(counter: Counter[str], key: str) -> bool:
     if not counter[key]:
         del counter[key]
     return True
-
-
-class Unpaced:
-    """The pacer's face for servers that schedule best-effort work themselves: every piece may be the whole."""
-
-    def __init__(self) -> None:
-        self.stats = PacerStats()
-        self.watch: Callable[[int], Awaitable[Load | None]] | None = None
-
-    def main_arrived(self, conversation: str) -> None:
-        """Nothing to do."""
-
-    def main_first_token(self, conversation: str) -> None:
-        """Nothing to do."""
-
-    def main_done(self, conversation: str) -> None:
-        """Nothing to do."""
-
-    def promote(self, conversation: str) -> None:
-        """Nothing to do."""
-
-    def settle(self, conversation: str) -> None:
-        """Nothing to do."""
-
-    def forget(self, conversation: str) -> None:
-        """Nothing to do."""
-
-    @contextlib.asynccontextmanager
-    async def piece(
-        self, conversation: str, kind: Kind, *, least: int = 1, at_rest: bool = False
-    ) -> AsyncGenerator[Grant]:
-        """Leave for everything at once."""
-        del conversation, least, at_rest
-        self.stats.pieces += 1
-        yield Grant(kind, sys.maxsize, beside_decode=False)
-
-
-Pacing = Pacer | Unpaced

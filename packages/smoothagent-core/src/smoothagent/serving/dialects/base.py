@@ -11,7 +11,8 @@ from smoothagent.errors import BackendError, BackendRefusedError, ConfigurationE
 from smoothagent.prompt import Prompt
 from smoothagent.serving.backend import Caps, Generated, Stream, Usage, Wire
 from smoothagent.serving.connection import MODEL_MISSING, Connection
-from smoothagent.serving.pacer import Load, Pacing
+from smoothagent.serving.others import Load
+from smoothagent.serving.unpaced import Pacing
 
 
 @dataclass(frozen=True, slots=True)

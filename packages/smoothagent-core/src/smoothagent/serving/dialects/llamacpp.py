@@ -27,10 +27,13 @@ from smoothagent.errors import (
 from smoothagent.serving import chat
 from smoothagent.serving.backend import Caps, Generated, Stream, Usage, Wire
 from smoothagent.serving.connection import Connection, too_long
+from smoothagent.serving.costs import Kind
 from smoothagent.serving.dialects.base import Ask, Dialect, Options, mapping, rows, whole
 from smoothagent.serving.dialects.streamed import answer_streamed
-from smoothagent.serving.pacer import Grant, Kind, Load, Pacing
+from smoothagent.serving.others import Load
+from smoothagent.serving.piece import Grant
 from smoothagent.serving.slots import SLOTS_PER_CONVERSATION, SlotTable
+from smoothagent.serving.unpaced import Pacing
 
 MARK = "\ue000"
 """A private-use character: no template writes it, so the text before it is what precedes a message's text."""

@@ -14,7 +14,8 @@ from smoothagent.serving.backend import Caps, Generated, Stream, Usage, Wire
 from smoothagent.serving.connection import Connection
 from smoothagent.serving.dialects.base import Ask, Options, mapping, rows, whole
 from smoothagent.serving.dialects.textual import Textual, flags, priority_below
-from smoothagent.serving.pacer import Load, Pacing
+from smoothagent.serving.others import Load
+from smoothagent.serving.unpaced import Pacing
 
 CAPABILITY = "lookahead"
 """Key in the server's info that says our scheduler runs there, and in ``custom_params`` that marks a request."""

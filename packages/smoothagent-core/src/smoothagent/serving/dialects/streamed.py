@@ -10,7 +10,7 @@ from smoothagent.serving import chat
 from smoothagent.serving.backend import Generated, Usage
 from smoothagent.serving.connection import Connection
 from smoothagent.serving.dialects.base import mapping, rows, whole
-from smoothagent.serving.pacer import Pacing
+from smoothagent.serving.unpaced import Pacing
 
 
 class Answer:

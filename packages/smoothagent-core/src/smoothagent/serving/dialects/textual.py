@@ -14,9 +14,10 @@ from smoothagent.errors import BackendRefusedError, RateLimitedError
 from smoothagent.serving import chat
 from smoothagent.serving.backend import Generated, Usage, Wire
 from smoothagent.serving.connection import Connection
+from smoothagent.serving.costs import Kind
 from smoothagent.serving.dialects.base import Ask, Dialect, Options, rows
 from smoothagent.serving.dialects.streamed import Answer, answer_streamed, usage
-from smoothagent.serving.pacer import Kind, Pacing
+from smoothagent.serving.unpaced import Pacing
 
 CHARS_PER_TOKEN = 3.5
 """Until the server's own counts say better."""

@@ -12,7 +12,7 @@ from smoothagent.serving.backend import Caps
 from smoothagent.serving.connection import Connection
 from smoothagent.serving.dialects.base import Ask, Options, mapping, rows, whole
 from smoothagent.serving.dialects.textual import Textual, priority_below
-from smoothagent.serving.pacer import Load
+from smoothagent.serving.others import Load
 
 DEFAULT_PRIORITY = 0
 DEFAULT_BLOCK = 16

@@ -1,0 +1,51 @@
+"""The pacer's face for servers that schedule best-effort work themselves."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import AsyncGenerator
+
+from smoothagent.serving.costs import Kind
+from smoothagent.serving.others import Watch
+from smoothagent.serving.pacer import Pacer, PacerStats
+from smoothagent.serving.piece import Grant
+
+
+class Unpaced:
+    """Every piece may be the whole."""
+
+    def __init__(self) -> None:
+        self.stats = PacerStats()
+        self.watch: Watch | None = None
+
+    def main_arrived(self, conversation: str) -> None:
+        """Nothing to do."""
+
+    def main_first_token(self, conversation: str) -> None:
+        """Nothing to do."""
+
+    def main_done(self, conversation: str) -> None:
+        """Nothing to do."""
+
+    def promote(self, conversation: str) -> None:
+        """Nothing to do."""
+
+    def settle(self, conversation: str) -> None:
+        """Nothing to do."""
+
+    def forget(self, conversation: str) -> None:
+        """Nothing to do."""
+
+    @contextlib.asynccontextmanager
+    async def piece(
+        self, conversation: str, kind: Kind, *, least: int = 1, at_rest: bool = False
+    ) -> AsyncGenerator[Grant]:
+        """Leave for everything at once."""
+        del conversation, least, at_rest
+        self.stats.pieces += 1
+        yield Grant(kind, sys.maxsize, beside_decode=False)
+
+
+Pacing = Pacer | Unpaced
+"""What a dialect's work is paced by."""
