@@ -4,55 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import inspect
 import logging
-import os
-import threading
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar, cast
 
+from smoothagent.ceiling import Ceiling
 from smoothagent.codec import Codec, OpenAICodec
+from smoothagent.committing import Commits
 from smoothagent.conversation import Conversation
 from smoothagent.delegation import Delegation
-from smoothagent.errors import BackendError, ClosedError, ConfigurationError, SmoothAgentError
-from smoothagent.job import LookaheadJob, Natives
+from smoothagent.errors import BackendError, ClosedError, ConfigurationError
 from smoothagent.lane import Lane, process_lane
 from smoothagent.ledger import Ledger
-from smoothagent.limits import Limits
-from smoothagent.machine import (
-    Boundary,
-    Command,
-    CommitPoint,
-    Committed,
-    Do,
-    Event,
-    Failed,
-    State,
-    SynchronousFailed,
-    Transformed,
-    Warmed,
-    step,
-)
-from smoothagent.message import Message
-from smoothagent.model import LaneModel
-from smoothagent.observe import Observer
+from smoothagent.lookahead import Lookahead
+from smoothagent.machine import Boundary
 from smoothagent.prompt import Prompt
 from smoothagent.record import CommitRecord, CommitReport
 from smoothagent.request import MainRequest
-from smoothagent.serving.backend import Backend, Caps, Stream, Usage
-from smoothagent.state import LookaheadState
-from smoothagent.strategy import CutStrategy, LookaheadStrategy
+from smoothagent.serving.backend import Backend, Stream, Usage
+from smoothagent.strategy import LookaheadStrategy
 from smoothagent.telemetry import Telemetry
 from smoothagent.tokens import EstimateCounter, TokenCounter
-from smoothagent.waiting import Ended, Procedure, Wait, adrive, drive, wrapped
+from smoothagent.waiting import Procedure, adrive, drive, wrapped
 from smoothagent.wrap import wrap
 
 M = TypeVar("M")
 C = TypeVar("C")
 log = logging.getLogger("smoothagent")
-
-_LOG_EVENTS = 10_000
 
 
 class LookaheadRuntime(Generic[M]):
@@ -72,9 +51,6 @@ class LookaheadRuntime(Generic[M]):
         lane: where lookahead work runs; default the process's daemon thread.
         ledger: counts what lookahead cost and saved; default one of its own.
         wait: seconds to wait at most for a lookahead at the ceiling.
-
-    Attributes:
-        last_commit: how the last commit turned out, None before the first.
 
     Raises:
         ConfigurationError: the strategy needs a model and there is no backend, or the ceiling is below hard.
@@ -96,31 +72,30 @@ class LookaheadRuntime(Generic[M]):
         wait: float = 30.0,
     ) -> None:
         self.strategy = strategy if isinstance(strategy, LookaheadStrategy) else strategy()
+        hard = self.strategy.hard
         _check(self.strategy, backend, ceiling)
         self.backend = backend
         self.codec: Codec[M] = codec or cast("Codec[M]", OpenAICodec())
         self.session = session or uuid.uuid4().hex
         self.lookahead = lookahead
-        self.wait = wait
         self.ledger = ledger or Ledger()
-        self.last_commit: CommitReport | None = None
         self._lane: Lane = lane or process_lane()
-        hard = self.strategy.hard
-        self._fixed_ceiling = ceiling is not None
-        self._ceiling = ceiling if ceiling is not None else (Limits(hard).default_ceiling() if hard else None)
-        self._lock = threading.RLock()
-        self._pid = os.getpid()
-        self._closed = False
-        self._state = State()
-        self._log: list[Event] = []
-        self._job: LookaheadJob[M] | None = None
-        self._previous: concurrent.futures.Future[None] | None = None
-        self._job_started = 0.0
-        self._due_at: int | None = None
-        self._critical: concurrent.futures.Future[LookaheadStrategy] | None = None
-        self._checked: Prompt | None = None
         self._conversation = Conversation(self.codec, tokens or EstimateCounter(), self.strategy, prompt or Prompt())
-        self._observer = Observer(self.session, self.ledger, self._lane.time)
+        self._lookahead = Lookahead(
+            self.session,
+            self.strategy,
+            self._conversation,
+            self.codec,
+            backend,
+            self._lane,
+            self.ledger,
+            Ceiling(ceiling, hard),
+        )
+        self._commits = Commits(self._lookahead, wait)
+        self._lock = self._lookahead.lock
+        self._observer = self._lookahead.observer
+        self._closed = False
+        self._checked: Prompt | None = None
         self._probe = self._lane.spawn(self._ask_server(backend)) if backend is not None else None
 
     # ---- the two hooks -------------------------------------------------------------------------
@@ -144,17 +119,19 @@ class LookaheadRuntime(Generic[M]):
 
         Never blocks; any number of times; calls may be pending. Raises as `on_commit`.
         """
+        lookahead = self._lookahead
         with self._lock:
             self._follow(messages, prompt)
             conversation, view = self._conversation, self._conversation.view
             conversation.known = len(view)
-            wants = self.lookahead and self._job is None and self.ledger.allows() and self._ask("should_lookahead")
-            promote = self._job is not None and self._ask("should_promote")
+            busy = lookahead.job is not None
+            wants = self.lookahead and not busy and self.ledger.allows() and lookahead.ask("should_lookahead")
+            promote = busy and lookahead.ask("should_promote")
             digest = view.digest(len(view)) or ""
-            event = Boundary(len(view), digest, self._at_job(), conversation.prompt_digest, wants, promote)
-            self._observer.boundary(self.strategy, wanted=wants or self._job is not None, lookahead=self.lookahead)
-            for command in self._apply(event):
-                self._carry_out(command)
+            event = Boundary(len(view), digest, lookahead.at_job(), conversation.prompt_digest, wants, promote)
+            self._observer.boundary(self.strategy, wanted=wants or busy, lookahead=self.lookahead)
+            for command in lookahead.apply(event):
+                lookahead.carry_out(command)
 
     def main_request(self, prompt: Prompt | None = None) -> MainRequest:
         """A context manager around the agent's own call: marks it, paces lookahead beside it, measures it."""
@@ -189,6 +166,11 @@ class LookaheadRuntime(Generic[M]):
     # ---- records, closing ----------------------------------------------------------------------
 
     @property
+    def last_commit(self) -> CommitReport | None:
+        """How the last commit turned out, None before the first."""
+        return self._commits.last
+
+    @property
     def prompt(self) -> Prompt:
         """The prompt in force."""
         return self._conversation.prompt
@@ -207,7 +189,7 @@ class LookaheadRuntime(Generic[M]):
     def events(self) -> list[dict[str, Any]]:
         """The state machine's newest events, for `smoothagent.machine` to replay."""
         with self._lock:
-            return [event.encode() for event in self._log]
+            return [event.encode() for event in self._lookahead.log]
 
     @property
     def telemetry(self) -> Telemetry:
@@ -227,361 +209,39 @@ class LookaheadRuntime(Generic[M]):
             await asyncio.wait({wrapped(future)}, timeout=5.0)
 
     def _shut(self) -> concurrent.futures.Future[None] | None:
+        lookahead = self._lookahead
         with self._lock:
             if self._closed:
                 return None
             self._closed = True
-            if self._critical is not None:
-                self._critical.cancel()  # frees a caller that waits for it
-            job = self._job
-            self._drop_job("closed")
+            self._commits.close()
+            lookahead.drop("closed")
             self._observer.closing()
         if self.backend is not None:
             self.backend.release(self.session)
-        return job.stopped if job is not None else self._previous
+        return lookahead.previous
 
-    # ---- committing ----------------------------------------------------------------------------
+    # ---- inside --------------------------------------------------------------------------------
 
     def _committing(self, messages: Sequence[M], prompt: Prompt | None) -> Procedure[list[M]]:
-        """The whole of ``on_commit``."""
-        started = self._lane.time()
-        waited = 0.0
-        with self._lock:
-            self._follow(messages, prompt)
-            self._conversation.growth.turn(started, self._conversation.tokens, self._conversation.view.assistants)
-            commands = self._apply(self._commit_point(messages))
-        while True:
-            with self._lock:
-                outcome = self._decide(commands)
-            if not isinstance(outcome, Wait):
-                self._observer.committed(self.last_commit, self._lane.time() - started, waited)
-                return outcome
-            before = self._lane.time()
-            ended = yield outcome
-            waited += self._lane.time() - before
-            with self._lock:
-                if commands[-1].do is Do.WAIT:
-                    commands = self._apply(self._commit_point(messages, waited=True))
-                    continue
-                result = self._waited_for(ended)
-                self._observer.committed(self.last_commit, self._lane.time() - started, waited)
-                return result
-
-    def _decide(self, commands: Sequence[Command]) -> list[M] | Wait:
-        """Carry out a commit point's commands; the last one is the decision."""
-        for command in commands[:-1]:
-            self._carry_out(command)
-        decision = commands[-1]
-        match decision.do:
-            case Do.COMMIT:
-                return self._commit(decision.why)
-            case Do.SYNCHRONOUS:
-                return self._synchronous()
-            case Do.WAIT if self._job is not None:
-                return Wait(self._job.transformed, self.wait)
-            case _:
-                return list(self._conversation.view.natives)
-
-    def _commit_point(self, messages: Sequence[M], *, waited: bool = False) -> CommitPoint:
-        due = self._ask("should_commit")
-        if due and self._due_at is None:
-            self._due_at = self._conversation.tokens
-        job = self._job
-        at_ceiling = self._at_ceiling()
-        strategy = self.strategy
-        decides = job is None or job.la is not None or waited or at_ceiling or (strategy.exact and not strategy.defer)
-        if due and decides:
-            # What cannot be committed yet need not be verified yet: that costs a pass over all messages.
-            self._conversation.reverify(messages)
-            due, at_ceiling = self._ask("should_commit"), self._at_ceiling()
-        tail, warm = ("ok", False) if job is None or not due else self._freshness(job)
-        return CommitPoint(
-            length=len(self._conversation.view),
-            at_job=self._at_job(),
-            prompt=self._conversation.prompt_digest,
-            due=due,
-            tail=tail,
-            defer=strategy.defer,
-            at_ceiling=at_ceiling,
-            waited=waited,
-            exact=strategy.exact,
-            warm=warm,
-        )
-
-    def _at_ceiling(self) -> bool:
-        """Whether the uncommitted request would reach the ceiling.
-
-        A strategy that names no token trigger has one all the same, from where it first was due.
-        """
-        tokens = self._conversation.tokens
-        ceilings = [self._ceiling] if self._ceiling is not None else []
-        if not self._fixed_ceiling and self.strategy.hard is None:
-            ceilings += [self._due_at + self._due_at // 4] if self._due_at is not None else []
-        return any(tokens >= ceiling for ceiling in ceilings)
-
-    def _freshness(self, job: LookaheadJob[M]) -> tuple[str, bool]:
-        """Whether what is prepared leaves the right tail, and whether what is cold of it matters little."""
-        conversation, view = self._conversation, self._conversation.view
-        if job.la is None:
-            # A result that could not be committed when it comes is not worth waiting for.
-            tail = sum(view.sizes[job.planned :])
-            return self.strategy.tail_fits(tail, conversation.fixed + tail) if job.planned else "ok", False
-        twin = self.strategy.snapshot(job.la)
-        try:
-            done = twin.commit(view.messages)
-        except Exception:
-            return "ok", True  # the commit itself will say what is wrong
-        if done is None:
-            return "long", True  # not what is due now: made anew, as a stale one
-        after = conversation.count(done.head) + sum(view.sizes[done.covered :])
-        view_tokens = conversation.fixed + after
-        fits = twin.tail_fits(after - conversation.count(job.la.transformed), view_tokens)
-        if not job.prefills:
-            return fits, True
-        warmth = conversation.warmth(job.warmed, done, conversation.settled())
-        return fits, warmth.known - warmth.warmed <= max(16, view_tokens // 12)
-
-    def _commit(self, why: str) -> list[M] | Wait:
-        job = self._job
-        assert job is not None, "only a job can be committed"
-        twin = self.strategy.snapshot(job.la)
-        if twin.extend_inline and not twin.exact:
-            return self._transformed_inline(twin)
-        return self._splice(twin, "late" if why else "lookahead")
-
-    def _synchronous(self) -> list[M] | Wait:
-        twin = self.strategy.snapshot(LookaheadState())
-        if twin.exact:
-            return self._splice(twin, "sync")
-        twin.bind(LaneModel(self, self._learned(), lookahead=False))
-        return self._transformed_inline(twin)
-
-    def _transformed_inline(self, twin: LookaheadStrategy) -> list[M] | Wait:
-        """Run ``transform`` on the critical path: here, or on the lane where it has to wait for a model."""
-        try:
-            work = twin.transform()
-        except Exception as error:
-            return self._waited_for(Ended(error=error))
-        if work is None:
-            return self._waited_for(Ended(twin))
-        self._critical = self._lane.spawn(_finished(work, twin))
-        self._critical.add_done_callback(lambda _: self._lane.call(_discard, work))
-        return Wait(self._critical, None)
-
-    def _waited_for(self, ended: Ended) -> list[M]:
-        """The end of a transformation on the critical path."""
-        if ended.error is None and ended.in_time:
-            return self._splice(ended.value, "lookahead" if self._job is not None else "sync")
-        return self._failed(ended.error)
-
-    def _failed(self, error: Exception | None) -> list[M]:
-        """A transformation on the critical path failed: the agent goes on with the history as it is."""
-        if self._closed:
-            return list(self._conversation.view.natives)
-        if error is None or isinstance(error, SmoothAgentError):
-            self._observer.say_once("transform", f"the transformation failed, the history is kept: {error}")
-        else:
-            log.warning("session %s: the transformation failed, the history is kept", self.session, exc_info=error)
-        self.ledger.add(failures=1)
-        return self._unchanged(SynchronousFailed(len(self._conversation.view)), "failed")
-
-    def _splice(self, twin: LookaheadStrategy, kind: str) -> list[M]:
-        """Replace the prefix of the view by what was prepared; a commit that saves too little is not made."""
-        conversation, view, job = self._conversation, self._conversation.view, self._job
-        try:
-            done = twin.commit(view.messages)
-        except Exception as error:
-            return self._failed(error)
-        if done is None or not 0 < done.covered <= len(view):
-            return self._unchanged(SynchronousFailed(len(view)), "unfit")
-        before, messages = conversation.tokens, len(view)
-        warmth = conversation.warmth(job.warmed if job is not None else (), done, conversation.known)
-        after = before - sum(view.sizes[: done.covered]) + conversation.count(done.head)
-        refusal = twin.refuse(before, after)
-        if refusal is not None:
-            self._observer.say_once("saving", f"a transformation is not made: {refusal}")
-            return self._unchanged(Committed(len(view), worthwhile=False), "saves too little")
-        natives = job.natives if job is not None else self._learned()
-        result = conversation.splice(done, natives)
-        report = CommitReport(kind, before, after, messages, len(result), done.covered, *warmth)
-        self._finish_commit(report)
-        return list(result)
-
-    def _unchanged(self, event: Event, why: str) -> list[M]:
-        self._drop_job(why)
-        self._apply(event)
-        return list(self._conversation.view.natives)
-
-    def _finish_commit(self, report: CommitReport) -> None:
-        job, self._job = self._job, None
-        warmed: Sequence[Message] = ()
-        if job is not None:
-            warmed = job.warmed
-            self._previous = job.stopped
-            job.cancel()
-            if self.backend is not None and job.touched:
-                self.backend.committed(self.session)
-            if report.warmed_tokens < self._conversation.count(warmed):
-                self.ledger.add(mispredictions=1)
-        self._apply(Committed(len(self._conversation.view)))
-        self._due_at = None
-        self.last_commit = report
-        self._observer.spliced(report, type(self.strategy).__name__, warmed)
-
-    # ---- facts ---------------------------------------------------------------------------------
+        return self._commits.procedure(messages, lambda: self._follow(messages, prompt))
 
     def _follow(self, messages: Sequence[M], prompt: Prompt | None) -> None:
         if self._closed:
             raise ClosedError(f"the runtime of session {self.session!r} is closed: make a new one for it")
-        if self._pid != os.getpid():
-            self._forget_parent()
+        self._lookahead.check_process()
         self._conversation.follow(messages, prompt)
         prompt = self._conversation.prompt
         if prompt is not self._checked:
             self.strategy.check(prompt)
             self._checked = prompt
 
-    def _forget_parent(self) -> None:
-        """After a fork the lane's thread, and so the job, exist in the parent only."""
-        self._pid = os.getpid()
-        self._job = self._previous = None
-        self._state = State(next_id=self._state.next_id)
-
-    def _ask(self, question: str) -> bool:
-        """One of the strategy's questions; a fault in it must not stop the agent."""
-        strategy = self.strategy
-        la = strategy.la
-        strategy.la = self._job.la if self._job is not None and self._job.la is not None else LookaheadState()
-        try:
-            return bool(getattr(strategy, question)())
-        except Exception as error:
-            name = f"{type(strategy).__name__}.{question}"
-            self._observer.say_once(question, f"{name} failed and counts as no: {error!r}")
-            return False
-        finally:
-            strategy.la = la
-
-    def _at_job(self) -> str:
-        job = self._state.job
-        return (self._conversation.view.digest(job.end) or "") if job is not None and job.end else ""
-
-    def _learned(self) -> Natives[M]:
-        natives: Natives[M] = Natives(self.codec)
-        natives.learn(self._conversation.view.messages, self._conversation.view.natives)
-        return natives
-
     async def _ask_server(self, backend: Backend) -> None:
         """Find out what the server can do, so that the first request is routed right."""
         try:
-            self.server_known(await backend.caps())
+            self._lookahead.server_known(await backend.caps())
         except BackendError as error:
             log.debug("session %s: the server could not be asked yet: %s", self.session, error)
-
-    # ---- commands ------------------------------------------------------------------------------
-
-    def _apply(self, event: Event) -> tuple[Command, ...]:
-        self._state, commands = step(self._state, event)
-        self._log.append(event)
-        if len(self._log) > _LOG_EVENTS:
-            del self._log[: _LOG_EVENTS // 2]
-        return commands
-
-    def _carry_out(self, command: Command) -> None:
-        match command.do:
-            case Do.START:
-                self._start(command.job)
-            case Do.EXTEND if self._job is not None:
-                self._job.extend(self._conversation.snapshot())
-            case Do.PROMOTE if self.backend is not None:
-                self._lane.spawn(_quietly(self.backend.promote(self.session)))
-            case Do.CANCEL:
-                self._drop_job(command.why)
-            case _:
-                pass
-
-    def _start(self, job_id: int) -> None:
-        self._job = LookaheadJob(
-            job_id,
-            self.strategy.snapshot(LookaheadState()),
-            self._conversation.snapshot(),
-            self.session,
-            self._conversation.prompt,
-            self._lane,
-            self.backend,
-            self.codec,
-            self,
-            after=self._previous,
-            prefills=self._observer.fidelity.warming_pays,
-            planned=self._planned(),
-        )
-        self._job_started = self._lane.time()
-        self._job.start()
-
-    def _planned(self) -> int:
-        """The cut that a job started now will make, where the strategy has one that stays; else 0."""
-        strategy = self.strategy
-        if strategy.exact or not isinstance(strategy, CutStrategy):
-            return 0
-        prediction = strategy.predict(strategy.main.messages)
-        return prediction.cut if prediction is not None else 0
-
-    def _drop_job(self, why: str) -> None:
-        job, self._job = self._job, None
-        if job is None:
-            return
-        log.debug("session %s: lookahead %d dropped: %s", self.session, job.id, why)
-        self._previous = job.stopped
-        self._observer.wasted(job.prefilled)
-        job.cancel()
-
-    # ---- what a job tells, on the lane ---------------------------------------------------------
-
-    def server_known(self, caps: Caps) -> None:
-        """What the server can do: its window bounds the ceiling, what it lacks is said once."""
-        with self._lock:
-            hard = self.strategy.hard
-            if caps.window is not None and not self._fixed_ceiling:
-                reserve = caps.window // 16
-                known = hard is not None
-                self._ceiling = Limits(hard).default_ceiling(caps.window, reserve) if known else caps.window - reserve
-            self._observer.server_known(caps)
-
-    def job_transformed(self, job_id: int, end: int, digest: str) -> None:
-        """The job's transformation covers ``end`` messages."""
-        with self._lock:
-            self._apply(Transformed(job_id, end, digest))
-
-    def job_warmed(self, job_id: int) -> None:
-        """The job has nothing left to prefill."""
-        with self._lock:
-            job = self._job
-            if job is not None and job.id == job_id and not job.measured:
-                job.measured = True
-                self._conversation.growth.lookahead(self._lane.time() - self._job_started)
-            self._apply(Warmed(job_id))
-
-    def job_failed(self, job_id: int, error: Exception, length: int) -> None:
-        """The job's transformation failed; the agent goes on, at worst as slow as without us."""
-        with self._lock:
-            if self._job is not None and self._job.id == job_id:
-                self._drop_job("failed")
-            self._apply(Failed(job_id, length))
-            self.ledger.add(failures=1)
-            if isinstance(error, SmoothAgentError):
-                self._observer.say_once("lookahead", f"a lookahead failed, the history is kept: {error}")
-            else:
-                log.warning("session %s: a lookahead failed, the history is kept", self.session, exc_info=error)
-
-    def job_prefilled(self, usage: Usage) -> None:
-        """Tokens were prefilled ahead."""
-        cached = max(0, usage.cached_tokens or 0)
-        self.ledger.add(prefilled_tokens=max(0, usage.prompt_tokens - cached), reused_tokens=cached)
-
-    def prefill_failed(self, error: Exception) -> None:
-        """Warming failed; the transformation alone runs ahead."""
-        with self._lock:
-            self.ledger.add(failures=1)
-            self._observer.say_once("prefill", f"warming failed, the transformation alone runs ahead: {error}")
 
     # ---- what a main request tells -------------------------------------------------------------
 
@@ -624,21 +284,3 @@ def _check(strategy: LookaheadStrategy, backend: Backend | None, ceiling: int | 
     hard = strategy.hard
     if ceiling is not None and hard is not None and ceiling < hard:
         raise ConfigurationError(f"ceiling is {ceiling} tokens and hard is {hard}: the ceiling must be at least hard")
-
-
-async def _finished(work: Awaitable[None], twin: LookaheadStrategy) -> LookaheadStrategy:
-    await work
-    return twin
-
-
-def _discard(work: Awaitable[None]) -> None:
-    """Close what was cancelled before it began, or it would be reported as never awaited."""
-    if inspect.iscoroutine(work) and inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
-        work.close()
-
-
-async def _quietly(work: Awaitable[None]) -> None:
-    try:
-        await work
-    except BackendError as error:
-        log.debug("promotion failed: %s", error)

@@ -401,4 +401,4 @@ def test_a_promoted_conversation_is_careful_beside_others() -> None:
 
     run_virtual(main())
     assert spent["alone"] == pytest.approx(20 * 1.0 / 2.0, rel=0.05)
-    assert spent["beside another"] == pytest.approx(20 * 0.2 / 1.2, rel=0.1)
+    assert spent["beside another"] == pytest.approx(20 * 0.25 / 1.25, rel=0.1)

@@ -71,7 +71,7 @@ class Pacer:
         *,
         idle_piece: float = 0.15,
         decode_piece: float = 0.06,
-        share: float = 0.2,
+        share: float = 0.25,
         promoted_share: float = 1.0,
         foreign_patience: float = 10.0,
         watch: Watch | None = None,

@@ -1,0 +1,224 @@
+"""A conversation's lookahead: the state machine with the job it commands, and what the job tells."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import logging
+import os
+import threading
+from collections.abc import Awaitable
+from typing import Generic, TypeVar
+
+from smoothagent.ceiling import Ceiling
+from smoothagent.codec import Codec
+from smoothagent.conversation import Conversation
+from smoothagent.errors import BackendError, SmoothAgentError
+from smoothagent.job import LookaheadJob
+from smoothagent.lane import Lane
+from smoothagent.ledger import Ledger
+from smoothagent.machine import Command, Do, Event, Failed, State, Transformed, Warmed, step
+from smoothagent.observe import Observer
+from smoothagent.prompt import Prompt
+from smoothagent.serving.backend import Backend, Caps, Usage
+from smoothagent.state import LookaheadState
+from smoothagent.strategy import CutStrategy, LookaheadStrategy
+from smoothagent.telemetry import Telemetry
+
+M = TypeVar("M")
+log = logging.getLogger("smoothagent")
+
+_LOG_EVENTS = 10_000
+
+
+class Lookahead(Generic[M]):
+    """Applies events to the machine and carries its commands out.
+
+    Everything but what a job tells is called under ``lock``.
+
+    Attributes:
+        lock: guards the conversation and all that belongs to it.
+        job: the job in flight or ready.
+        state: the machine's state.
+        log: its newest events.
+        previous: done once the last job has let go of the server.
+        ceiling: what an uncommitted request may never reach.
+    """
+
+    def __init__(
+        self,
+        session: str,
+        strategy: LookaheadStrategy,
+        conversation: Conversation[M],
+        codec: Codec[M],
+        backend: Backend | None,
+        lane: Lane,
+        ledger: Ledger,
+        ceiling: Ceiling,
+    ) -> None:
+        self.session, self.strategy, self.conversation, self.codec = session, strategy, conversation, codec
+        self.backend, self.lane, self.ledger, self.ceiling = backend, lane, ledger, ceiling
+        self.observer = Observer(session, ledger, lane.time)
+        self.lock = threading.RLock()
+        self.state = State()
+        self.log: list[Event] = []
+        self.job: LookaheadJob[M] | None = None
+        self.previous: concurrent.futures.Future[None] | None = None
+        self._started_at = 0.0
+        self._pid = os.getpid()
+
+    @property
+    def prompt(self) -> Prompt:
+        """The main stream's prompt."""
+        return self.conversation.prompt
+
+    @property
+    def telemetry(self) -> Telemetry:
+        """Where spans go."""
+        return self.observer.telemetry
+
+    def check_process(self) -> None:
+        """After a fork the lane's thread, and so the job, exist in the parent only."""
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            self.job = self.previous = None
+            self.state = State(next_id=self.state.next_id)
+
+    def apply(self, event: Event) -> tuple[Command, ...]:
+        """The machine's next step."""
+        self.state, commands = step(self.state, event)
+        self.log.append(event)
+        if len(self.log) > _LOG_EVENTS:
+            del self.log[: _LOG_EVENTS // 2]
+        return commands
+
+    def carry_out(self, command: Command) -> None:
+        """Do what concerns the job."""
+        match command.do:
+            case Do.START:
+                self._start(command.job)
+            case Do.EXTEND if self.job is not None:
+                self.job.extend(self.conversation.snapshot())
+            case Do.PROMOTE if self.backend is not None:
+                self.lane.spawn(_quietly(self.backend.promote(self.session)))
+            case Do.CANCEL:
+                self.drop(command.why)
+            case _:
+                pass
+
+    def drop(self, why: str) -> None:
+        """Cancel the job: what it prepared will not be used."""
+        job, self.job = self.job, None
+        if job is None:
+            return
+        log.debug("session %s: lookahead %d dropped: %s", self.session, job.id, why)
+        self.previous = job.stopped
+        self.observer.wasted(job.prefilled)
+        job.cancel()
+
+    def take(self) -> LookaheadJob[M] | None:
+        """The job whose result is being committed; it ends, and the server's streams change places."""
+        job, self.job = self.job, None
+        if job is not None:
+            self.previous = job.stopped
+            job.cancel()
+            if self.backend is not None and job.touched:
+                self.backend.committed(self.session)
+        return job
+
+    def ask(self, question: str) -> bool:
+        """One of the strategy's questions; a fault in it must not stop the agent."""
+        strategy = self.strategy
+        la = strategy.la
+        strategy.la = self.job.la if self.job is not None and self.job.la is not None else LookaheadState()
+        try:
+            return bool(getattr(strategy, question)())
+        except Exception as error:
+            name = f"{type(strategy).__name__}.{question}"
+            self.observer.say_once(question, f"{name} failed and counts as no: {error!r}")
+            return False
+        finally:
+            strategy.la = la
+
+    def at_job(self) -> str:
+        """Digest of what the job covers, in the present view."""
+        job = self.state.job
+        return (self.conversation.view.digest(job.end) or "") if job is not None and job.end else ""
+
+    def _start(self, job_id: int) -> None:
+        self.job = LookaheadJob(
+            job_id,
+            self.strategy.snapshot(LookaheadState()),
+            self.conversation.snapshot(),
+            self.session,
+            self.conversation.prompt,
+            self.lane,
+            self.backend,
+            self.codec,
+            self,
+            after=self.previous,
+            prefills=self.observer.fidelity.warming_pays,
+            planned=self._planned(),
+        )
+        self._started_at = self.lane.time()
+        self.job.start()
+
+    def _planned(self) -> int:
+        """The cut that a job started now will make, where the strategy has one that stays; else 0."""
+        strategy = self.strategy
+        if strategy.exact or not isinstance(strategy, CutStrategy):
+            return 0
+        prediction = strategy.predict(strategy.main.messages)
+        return prediction.cut if prediction is not None else 0
+
+    # ---- what a job tells, on the lane ---------------------------------------------------------
+
+    def server_known(self, caps: Caps) -> None:
+        """What the server can do: its window bounds the ceiling, what it lacks is said once."""
+        with self.lock:
+            if caps.window is not None:
+                self.ceiling.window(caps.window)
+            self.observer.server_known(caps)
+
+    def job_transformed(self, job_id: int, end: int, digest: str) -> None:
+        """The job's transformation covers ``end`` messages."""
+        with self.lock:
+            self.apply(Transformed(job_id, end, digest))
+
+    def job_warmed(self, job_id: int) -> None:
+        """The job has nothing left to prefill."""
+        with self.lock:
+            job = self.job
+            if job is not None and job.id == job_id and not job.measured:
+                job.measured = True
+                self.conversation.growth.lookahead(self.lane.time() - self._started_at)
+            self.apply(Warmed(job_id))
+
+    def job_failed(self, job_id: int, error: Exception, length: int) -> None:
+        """The job's transformation failed; the agent goes on, at worst as slow as without us."""
+        with self.lock:
+            if self.job is not None and self.job.id == job_id:
+                self.drop("failed")
+            self.apply(Failed(job_id, length))
+            self.ledger.add(failures=1)
+            if isinstance(error, SmoothAgentError):
+                self.observer.say_once("lookahead", f"a lookahead failed, the history is kept: {error}")
+            else:
+                log.warning("session %s: a lookahead failed, the history is kept", self.session, exc_info=error)
+
+    def job_prefilled(self, usage: Usage) -> None:
+        """Tokens were prefilled ahead."""
+        cached = max(0, usage.cached_tokens or 0)
+        self.ledger.add(prefilled_tokens=max(0, usage.prompt_tokens - cached), reused_tokens=cached)
+
+    def prefill_failed(self, error: Exception) -> None:
+        """Warming failed; the transformation alone runs ahead."""
+        with self.lock:
+            self.ledger.add(failures=1)
+            self.observer.say_once("prefill", f"warming failed, the transformation alone runs ahead: {error}")
+
+
+async def _quietly(work: Awaitable[None]) -> None:
+    try:
+        await work
+    except BackendError as error:
+        log.debug("promotion failed: %s", error)
