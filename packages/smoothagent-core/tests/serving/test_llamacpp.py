@@ -15,7 +15,7 @@ from serving.fake_llama import FakeLlama, text_of, tokens_of
 from smoothagent.errors import BackendProtocolError, ConfigurationError, PromptTooLongError
 from smoothagent.prompt import Prompt
 from smoothagent.serving.backend import Stream, Usage
-from smoothagent.serving.dialects.llamacpp import common
+from smoothagent.serving.dialects.llamacpp.holdings import common
 from smoothagent.serving.openai import OpenAIBackend
 from virtual_clock import run_virtual
 

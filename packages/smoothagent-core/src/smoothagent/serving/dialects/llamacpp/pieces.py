@@ -1,0 +1,145 @@
+"""Work on slots in pieces: evaluate a prompt, decode an answer, copy KV."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from smoothagent.errors import (
+    BackendProtocolError,
+    BackendRefusedError,
+    BackendUnreachableError,
+    RateLimitedError,
+)
+from smoothagent.serving.connection import Connection
+from smoothagent.serving.costs import Kind
+from smoothagent.serving.dialects.base import mapping, whole
+from smoothagent.serving.dialects.llamacpp.answer import Answer
+from smoothagent.serving.dialects.llamacpp.holdings import SLACK, Holdings, LostError
+from smoothagent.serving.dialects.llamacpp.rendering import Rendering
+from smoothagent.serving.piece import Grant
+from smoothagent.serving.unpaced import Pacing
+
+
+@dataclass(slots=True)
+class Pass:
+    """What one request to ``/completion`` did. ``stop`` is None until its last event."""
+
+    computed: int = 0
+    stop: str | None = None
+
+
+class SlotWork:
+    """Pieces on the slots of one server.
+
+    Args:
+        link: the connection.
+        holdings: what the slots hold.
+        rendering: the server's tokenizer.
+    """
+
+    def __init__(self, link: Connection, holdings: Holdings, rendering: Rendering) -> None:
+        self._link, self._holdings, self._rendering = link, holdings, rendering
+
+    async def feed(self, conversation: str, slot: int, ids: list[int], pacer: Pacing, *, at_rest: bool = False) -> int:
+        """Evaluate ``ids`` on ``slot``; returns how many tokens were computed."""
+        computed, holdings = 0, self._holdings
+        while holdings.have(slot, ids) < len(ids):
+            async with pacer.piece(conversation, Kind.PREFILL, at_rest=at_rest) as grant:
+                # The look at the slots that admitted the piece may have shown that the slot lost its prefix.
+                have = holdings.have(slot, ids)
+                piece = ids[: have + grant.tokens]
+                holdings.begin(slot, ids[:have])
+                try:
+                    done = await self._evaluate(slot, piece, expect=have, at_most=grant.tokens, grant=grant)
+                except LostError as lost:
+                    holdings.lose(slot, ids[: lost.cached])
+                    continue
+                holdings.fill(slot, piece)
+                computed += done.computed
+        return computed
+
+    async def decode(
+        self, conversation: str, slot: int, ids: list[int], answer: Answer, pacer: Pacing, *, at_rest: bool
+    ) -> str:
+        """Decode piece by piece, each a continuation; returns why it ended."""
+        lost_prompt: list[int] = []
+        while answer.left > 0:
+            if lost_prompt:
+                answer.computed += await self.feed(conversation, slot, lost_prompt, pacer, at_rest=at_rest)
+                lost_prompt = []
+            before = len(answer.tokens)
+            async with pacer.piece(conversation, Kind.DECODE, least=answer.least, at_rest=at_rest) as grant:
+                prompt = [*ids, *answer.tokens]
+                limit = min(answer.left, grant.tokens)
+                try:
+                    done = await self._evaluate(
+                        slot, prompt, expect=len(prompt), at_most=limit, grant=grant, answer=answer
+                    )
+                except LostError as lost:
+                    self._holdings.lose(slot, prompt[: lost.cached])
+                    lost_prompt = prompt[:-1]
+                    continue
+                # A continuation evaluates the last decoded token: that is decoding, not a prompt computed again.
+                answer.computed += max(0, done.computed - bool(answer.counts_on))
+                answer.counts_on = True
+                if done.stop in ("eos", "word"):
+                    return done.stop
+                # A piece that ends inside a character brings nothing: the next one must be longer.
+                answer.least = 1 if len(answer.tokens) > before else answer.least * 2
+            if answer.dirty:
+                answer.tokens = await self._rendering.tokenize(answer.text, special=False)
+                answer.dirty = False
+            self._holdings.put(slot, [*ids, *answer.tokens])
+        return "limit"
+
+    async def copy(self, source: int, target: int) -> int:
+        """Copy KV between slots; returns the tokens now in ``target``.
+
+        Raises:
+            BackendRefusedError: nothing could be copied.
+        """
+        name = f"smoothagent-{re.sub('[^A-Za-z0-9]+', '-', self._link.root.partition('//')[2])}-slot{source}.bin"
+        await self._link.post(f"~/slots/{source}?action=save", {"filename": name})
+        restored = await self._link.post(f"~/slots/{target}?action=restore", {"filename": name})
+        return whole(restored.get("n_restored")) or 0
+
+    async def can_copy(self) -> bool:
+        """Whether slots can be saved; nothing is written to find out."""
+        try:
+            # Not a file name: refused as such where saving is possible.
+            await self._link.post("~/slots/0?action=save", {"filename": "../"})
+        except RateLimitedError:
+            raise
+        except BackendRefusedError as error:
+            return "filename" in str(error).lower()
+        return False
+
+    async def _evaluate(
+        self, slot: int, ids: list[int], *, expect: int, at_most: int, grant: Grant, answer: Answer | None = None
+    ) -> Pass:
+        """One streamed ``/completion``: evaluates ``ids`` and, with ``answer``, decodes on from there."""
+        body: dict[str, Any] = {"prompt": ids, "id_slot": slot, "cache_prompt": True, "return_progress": True}
+        body |= {"n_predict": 0} if answer is None else answer.request(at_most)
+        done, answered = Pass(), False
+        async with self._link.stream("~/completion", body) as events:
+            async for event in events:
+                answered = True
+                progress = event.get("prompt_progress")
+                if progress is not None:
+                    cached = whole(mapping(progress).get("cache")) or 0
+                    if expect - cached > at_most + SLACK:
+                        raise LostError(cached)
+                elif event.get("stop"):
+                    done.computed = whole(mapping(event.get("timings")).get("prompt_n")) or 0
+                    done.stop = str(event.get("stop_type") or "limit")
+                elif answer is not None:
+                    grant.report(answer.take(event))
+        if not answered:
+            raise BackendProtocolError(f"POST {self._link.root}/completion answered no events; is this llama.cpp?")
+        if done.stop is None:
+            raise BackendUnreachableError(f"the stream of POST {self._link.root}/completion ended early")
+        if answer is None:
+            grant.report(done.computed)
+        return done
