@@ -72,6 +72,15 @@ def test_no_turn_of_an_episode_is_ordinary_in_either_mode() -> None:
     assert [t.ahead.turn for t in ordinary_twins(Runs([*NONE, *late_sync, *early]))] == [0, 1, 2]
 
 
+def test_the_control_is_what_nothing_but_noise_does() -> None:
+    sync = run("sync", [0.55, 0.6, 0.7, 4.0, 0.5], commits={3})
+    twins = figures.control_twins(Runs([*NONE, *sync, *AHEAD]))
+    assert [(t.ahead.turn, t.ahead.mode, t.plain.mode) for t in twins] == [(t, "sync", "none") for t in range(3)]
+    out = strategy_figures([*NONE, *sync, *AHEAD])["control"]
+    assert out["ordinary_turns"] == 3
+    assert out["ordinary_ratio_max"] == pytest.approx(1.1)
+
+
 def test_strategy_figures_by_hand() -> None:
     ahead = [
         *AHEAD[:4],

@@ -73,6 +73,7 @@ class ScriptedBackend:
     generations: int = 0
     promotions: int = 0
     commits: int = 0
+    hurried: set[str] = field(default_factory=set[str])
     released: list[str] = field(default_factory=list[str])
     running: int = 0
     events: list[str] = field(default_factory=list[str])
@@ -124,12 +125,17 @@ class ScriptedBackend:
     async def promote(self, conversation: str) -> None:
         """Count."""
         self.promotions += 1
+        self.hurried.add(conversation)
         error = self.fault("promote", self.promotions)
         if error is not None:
             raise error
 
     async def cancel(self, conversation: str) -> None:
         """Nothing runs apart from the coroutines."""
+
+    def settle(self, conversation: str) -> None:
+        """Note."""
+        self.hurried.discard(conversation)
 
     def committed(self, conversation: str) -> None:
         """Count."""

@@ -31,7 +31,7 @@ from conversations import (
     wires_of,
 )
 from oracle import Wires
-from scripted import HANG, WHO, ScriptedBackend, tokens_of
+from scripted import HANG, WHO, ScriptedBackend, Sent, tokens_of
 from smoothagent import (
     BackendUnreachableError,
     ClosedError,
@@ -169,6 +169,7 @@ WINDOWS = [
         lambda: KeepRecent(2, at_tokens=700),
         lambda view: oracle.total(view) >= 700 and completed(view) > 2,
         lambda view, _: [oracle.keep_turns(view, 2)],
+        waits=True,
         hard=700,
     ),
     Kit(
@@ -288,7 +289,7 @@ def check_summary(step: Step, kit: Kit) -> None:
         assert boundary == oracle.summary_cut(step.view, summary_limit(step.view, kit.hard, kit.keep))
 
 
-@every(WINDOWS)
+@every([kit for kit in WINDOWS if not kit.waits])
 @given(plan=plans(), hand=st.sampled_from(HANDS))
 @settings(max_examples=15)
 def test_where_nothing_is_waited_for_all_is_as_if_it_were_synchronous(kit: Kit, plan: Plan, hand: Hand) -> None:
@@ -378,6 +379,34 @@ def test_a_steady_conversation_hits_every_time(kit: Kit, output: int, hand: Hand
         assert step.seconds == 0
     # A large output that came just now is no misprediction.
     assert conversation.runtime.ledger.snapshot().mispredictions <= 2
+
+
+@pytest.mark.parametrize("overshoot", range(0, 400, 50))
+def test_offload_is_warmed_as_it_grows_and_never_again_before_its_commit(overshoot: int) -> None:
+    """The planned turn is known early, so each turn warms what it brought; and where the trigger is reached a turn
+    before the planned one, the commit waits for that turn rather than be cold."""
+    fresh: list[tuple[int, int]] = []
+    server, before = backend(delay=0.1), list[Any]()
+
+    def note(sent: Sent) -> None:
+        if sent.kind == "prefill":
+            same = sum(1 for _ in itertools.takewhile(lambda p: p[0] == p[1], zip(before, sent.messages, strict=False)))
+            fresh.append((server.commits, oracle.total(sent.messages[same:])))
+            before[:] = sent.messages
+
+    server.arrived = note
+    strategy = Offload(3000 + overshoot, keep=3, store=STORE, min_chars=100)
+    conversation = converse(steady(24, output=300), strategy, backend=server)
+    commits = [s for s in conversation.steps if s.report is not None]
+    assert commits
+    for step in commits:
+        assert step.report is not None
+        assert step.report.kind == "lookahead"
+        assert step.report.known_tokens - step.report.warmed_tokens <= 300, "the output that came just now"
+    assert commits[0].tokens < 3000 + overshoot + 2 * 400, "one turn is waited for at most"
+    # A turn is 356 tokens; the first two, before growth is known, and the first after a commit may be more.
+    for (commits_then, size), (commits_before, _) in zip(fresh[3:], fresh[2:], strict=False):
+        assert size <= 2 * 356 or commits_then != commits_before
 
 
 def test_a_large_output_that_came_just_now_is_no_misprediction() -> None:

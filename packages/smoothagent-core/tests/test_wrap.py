@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
@@ -39,7 +40,8 @@ class Host:
     def request_done(self) -> None:
         self.told.append("done")
 
-    def request(self) -> MainRequest:
+    def request(self, messages: object = None) -> MainRequest:
+        del messages
         return MainRequest(self)
 
 
@@ -169,6 +171,31 @@ def test_a_stream_may_be_left_early_and_is_told_over_once() -> None:
             assert next(stream).choices[0].delta.content == "h"
         stream.close()
     assert host.told == ["started", "first", "done"]
+
+
+def test_a_stream_that_is_dropped_unread_is_over() -> None:
+    server, host = Server(), Host()
+    client: Any = wrap(server.sync(), host.request)
+    stream = client.chat.completions.create(**ASK, stream=True)
+    next(stream)
+    assert host.told == ["started"]
+    del stream
+    gc.collect()
+    assert host.told[-1] == "done"
+    client.close()
+
+
+def test_usage_that_cannot_be_read_ends_the_request_all_the_same() -> None:
+    class Unreadable(Host):
+        def request_usage(self, usage: Usage) -> None:
+            raise KeyError("a host's bug")
+
+    host = Unreadable()
+    client: Any = wrap(Server().sync(), host.request)
+    with pytest.raises(KeyError):
+        client.chat.completions.create(**ASK)
+    assert host.told[-1] == "done"
+    client.close()
 
 
 def test_a_stream_given_up_before_its_first_token_had_none() -> None:

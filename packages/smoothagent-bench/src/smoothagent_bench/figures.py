@@ -180,6 +180,22 @@ def ordinary_twins(runs: Runs) -> list[Twin]:
     return out
 
 
+def control_twins(runs: Runs) -> list[Twin]:
+    """Turns before the first commit in ``sync``, beside the same in ``none``: nothing was done differently there.
+
+    How far their ratios are from 1 is what the machine's own noise does to any ratio measured on it.
+    """
+    out: list[Twin] = []
+    for key in runs.compared():
+        none = {r.turn: r for r in runs.of("none", key)}
+        for row in runs.of("sync", key):
+            if _in_episode(row):
+                break
+            if row.turn in none:
+                out.append(Twin(row, none[row.turn]))
+    return out
+
+
 def _in_episode(row: Row) -> bool:
     return row.commit or row.reached_hard
 
@@ -207,6 +223,7 @@ def strategy_figures(rows: Sequence[Row]) -> dict[str, Any]:
         "R_p50": _median([p.r for p in compared]),
         "R_max": max((p.r for p in compared), default=None),
         **_ordinary_figures(ordinary_twins(runs)),
+        "control": _ordinary_figures(control_twins(runs)),
         "late_commits": sum(r.late_commits for r in ahead),
         "missed_commits": sum(r.lookahead == "miss" for r in ahead),
         "uncommitted_turns": sum(uncommitted(run) for run in runs.each("lookahead")),

@@ -67,10 +67,11 @@ class Plan:
         """All groups in the order they are run.
 
         The modes of a run follow one another, so that a change of the machine's speed meets all of them, and
-        the first of them changes from run to run, so that none is always the one after a pause.
+        the first of them changes from run to run, so that none is always the one after a pause. A run of all
+        strategies is complete before the next begins: a benchmark that is broken off has something of each.
         """
-        for variant in self.variants:
-            for run in range(self.runs):
+        for run in range(self.runs):
+            for variant in self.variants:
                 shift = run % len(self.modes)
                 for mode in [*self.modes[shift:], *self.modes[:shift]]:
                     yield variant, Group(variant.label, run, mode)

@@ -6,17 +6,17 @@ import concurrent.futures
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from smoothagent.errors import SmoothAgentError
 from smoothagent.job import LookaheadJob, Natives
 from smoothagent.lookahead import Lookahead
 from smoothagent.machine import Command, CommitPoint, Committed, Do, Event, SynchronousFailed
-from smoothagent.message import Message
+from smoothagent.message import Message, leading_system, shared
 from smoothagent.model import LaneModel
 from smoothagent.record import CommitReport
 from smoothagent.state import LookaheadState
-from smoothagent.strategy import LookaheadStrategy
+from smoothagent.strategy import Commit, LookaheadStrategy
 from smoothagent.waiting import Ended, Procedure, Wait
 
 M = TypeVar("M")
@@ -25,6 +25,12 @@ log = logging.getLogger("smoothagent")
 _COLD = 16
 """Tokens that may be cold at a commit in any case; and
 a twelfth of the new view, if that is more: prefilling that little costs less than another turn on the old one."""
+
+
+class _Inline(NamedTuple):
+    """A transformation to be made on the critical path."""
+
+    twin: LookaheadStrategy
 
 
 class Commits(Generic[M]):
@@ -58,45 +64,63 @@ class Commits(Generic[M]):
         """The whole of ``on_commit``; ``follow`` takes the messages in and raises where they cannot be a history."""
         lookahead, conversation = self._lookahead, self._conversation
         clock = lookahead.lane.time
-        started = clock()
-        waited = 0.0
+        started, waited = clock(), 0.0
         with lookahead.lock:
             follow()
             conversation.growth.turn(started, conversation.tokens, conversation.view.assistants)
-            commands = lookahead.apply(self._point(messages))
-        while True:
+            outcome = self._decide(lookahead.apply(self._point(messages)))
+            seen = conversation.view.last_digest
+        while not isinstance(outcome, list):
+            if isinstance(outcome, Wait):
+                before = clock()
+                ended = yield outcome
+                waited += clock() - before
+            else:
+                # A user's code: without the lock, which the lane's loop takes, too.
+                ended = self._begun(outcome)
+            if isinstance(ended, Wait):
+                outcome = ended
+                continue
             with lookahead.lock:
-                outcome = self._decide(commands)
-            if not isinstance(outcome, Wait):
-                lookahead.observer.committed(self.last, clock() - started, waited)
-                return outcome
-            before = clock()
-            ended = yield outcome
-            waited += clock() - before
-            with lookahead.lock:
-                if commands[-1].do is Do.WAIT:
-                    commands = lookahead.apply(self._point(messages, waited=True))
-                    continue
-                result = self._waited_for(ended)
-                lookahead.observer.committed(self.last, clock() - started, waited)
-                return result
+                outcome = self._go_on(outcome, ended, seen, messages, follow)
+                seen = conversation.view.last_digest
+        lookahead.observer.committed(self.last, clock() - started, waited)
+        return outcome
+
+    def _go_on(
+        self, was: Wait | _Inline, ended: Ended, seen: str, messages: Sequence[M], follow: Callable[[], None]
+    ) -> list[M] | Wait | _Inline:
+        """The outcome after a wait, or after a transformation on the critical path."""
+        if self.closed:
+            return self._as_it_is()
+        # Other hooks may have been called meanwhile, from a tool's thread with a shorter history: this call's counts.
+        follow()
+        if isinstance(was, Wait) and was.future is not self._critical:
+            return self._decide(self._lookahead.apply(self._point(messages, waited=True)))
+        self._critical = None
+        if self._conversation.view.last_digest != seen:
+            return self._as_it_is()  # committed meanwhile, by a call that should not have been made beside this one
+        return self._waited_for(ended)
 
     # ---- deciding ------------------------------------------------------------------------------
 
-    def _decide(self, commands: Sequence[Command]) -> list[M] | Wait:
+    def _decide(self, commands: Sequence[Command]) -> list[M] | Wait | _Inline:
         """Carry out a commit point's commands; the last one is the decision."""
         for command in commands[:-1]:
             self._lookahead.carry_out(command)
         decision, job = commands[-1], self._lookahead.job
-        match decision.do:
-            case Do.COMMIT:
-                return self._commit(decision.why)
-            case Do.SYNCHRONOUS:
-                return self._synchronous()
-            case Do.WAIT if job is not None:
-                return Wait(job.transformed, self.wait)
-            case _:
-                return self._as_it_is()
+        try:
+            match decision.do:
+                case Do.COMMIT:
+                    return self._commit(decision.why)
+                case Do.SYNCHRONOUS:
+                    return self._synchronous()
+                case Do.WAIT if job is not None:
+                    return Wait(job.transformed, self.wait)
+                case _:
+                    return self._as_it_is()
+        except Exception as error:  # of a strategy's own methods
+            return self._failed(error)
 
     def _point(self, messages: Sequence[M], *, waited: bool = False) -> CommitPoint:
         lookahead, conversation, strategy = self._lookahead, self._conversation, self._strategy
@@ -105,12 +129,12 @@ class Commits(Generic[M]):
             lookahead.ceiling.due(conversation.tokens)
         job = lookahead.job
         at_ceiling = lookahead.ceiling.reached(conversation.tokens)
-        decides = job is None or job.la is not None or waited or at_ceiling or (strategy.exact and not strategy.defer)
+        decides = job is None or job.la is not None or waited or at_ceiling or strategy.exact
         if due and decides:
             # What cannot be committed yet need not be verified yet: that costs a pass over all messages.
             conversation.reverify(messages)
             due, at_ceiling = lookahead.ask("should_commit"), lookahead.ceiling.reached(conversation.tokens)
-        tail, warm = ("ok", False) if job is None or not due else self._freshness(job)
+        tail, warm, pays = ("ok", False, False) if job is None or not due else self._freshness(job)
         return CommitPoint(
             length=len(conversation.view),
             at_job=lookahead.at_job(),
@@ -122,59 +146,88 @@ class Commits(Generic[M]):
             waited=waited,
             exact=strategy.exact,
             warm=warm,
+            pays=pays,
         )
 
-    def _freshness(self, job: LookaheadJob[M]) -> tuple[str, bool]:
-        """Whether what is prepared leaves the right tail, and whether what is cold of it matters little."""
+    def _freshness(self, job: LookaheadJob[M]) -> tuple[str, bool, bool]:
+        """Whether what is prepared leaves the right tail, what is cold of it matters little, and waiting pays."""
+        try:
+            return self._judge(job)
+        except Exception:
+            return "ok", True, False  # the commit itself will say what is wrong
+
+    def _judge(self, job: LookaheadJob[M]) -> tuple[str, bool, bool]:
         conversation, view = self._conversation, self._conversation.view
-        if job.la is None:
+        exact = self._strategy.exact
+        if job.la is None and not exact:
             # A result that could not be committed when it comes is not worth waiting for.
             tail = sum(view.sizes[job.planned :])
-            return self._strategy.tail_fits(tail, conversation.fixed + tail) if job.planned else "ok", False
-        twin = self._strategy.snapshot(job.la)
-        try:
-            done = twin.commit(view.messages)
-        except Exception:
-            return "ok", True  # the commit itself will say what is wrong
+            return self._strategy.tail_fits(tail, conversation.fixed + tail) if job.planned else "ok", False, True
+        twin = self._strategy.snapshot(job.la or LookaheadState())
+        done = twin.commit(conversation.settled_view)
         if done is None:
-            return "long", True  # not what is due now: made anew, as a stale one
+            return "long", True, False  # not what is due now: made anew, as a stale one
         after = conversation.count(done.head) + sum(view.sizes[done.covered :])
         view_tokens = conversation.fixed + after
-        fits = twin.tail_fits(after - conversation.count(job.la.transformed), view_tokens)
-        if not job.prefills:
-            return fits, True
+        prepared = job.la.transformed if job.la is not None else ()
+        fits = twin.tail_fits(after - conversation.count(prepared), view_tokens)
+        if not job.prefills or self._lookahead.backend is None:
+            return fits, True, False
         warmth = conversation.warmth(job.warmed, done, conversation.settled())
-        return fits, warmth.known - warmth.warmed <= max(_COLD, view_tokens // 12)
+        warm = warmth.known - warmth.warmed <= max(_COLD, view_tokens // 12)
+        return fits, warm, not warm and (not exact or self._waiting_pays(job.warmed, done))
+
+    def _waiting_pays(self, warmed: Sequence[Message], done: Commit) -> bool:
+        """Whether the next turn's commit could find more of its view warm than this one.
+
+        So it is where what is warm was meant for the next turn, and where all that is warm will still
+        be in the next turn's view and there is more of that to come. A cut that moves on with every turn
+        overtakes its warmth instead: then this is the best moment there will be.
+        """
+        messages = self._conversation.settled_view
+        now = [*done.head, *messages[done.covered :]]
+        twin = self._strategy.snapshot(LookaheadState())
+        work = twin.transform()
+        if work is not None:
+            _discard(work)
+            return False
+        later = twin.warmable(messages)
+        fits_now, fits_later = shared(warmed, now), shared(warmed, later)
+        stays = shared(now, later) > max(fits_now, leading_system(now))
+        return fits_later > fits_now or (fits_later == fits_now and stays)
 
     # ---- doing ---------------------------------------------------------------------------------
 
-    def _commit(self, why: str) -> list[M] | Wait:
+    def _commit(self, why: str) -> list[M] | _Inline:
         job = self._lookahead.job
-        assert job is not None, "only a job can be committed"
+        if job is None:  # it ended between the decision and now
+            return self._as_it_is()
         twin = self._strategy.snapshot(job.la)
         if twin.extend_inline and not twin.exact:
-            return self._transformed_inline(twin)
+            return _Inline(twin)
         return self._splice(twin, "late" if why else "lookahead")
 
-    def _synchronous(self) -> list[M] | Wait:
+    def _synchronous(self) -> list[M] | _Inline:
         twin = self._strategy.snapshot(LookaheadState())
         if twin.exact:
             return self._splice(twin, "sync")
         twin.bind(LaneModel(self._lookahead, self._learned(), lookahead=False))
-        return self._transformed_inline(twin)
+        return _Inline(twin)
 
-    def _transformed_inline(self, twin: LookaheadStrategy) -> list[M] | Wait:
+    def _begun(self, inline: _Inline) -> Ended | Wait:
         """Run ``transform`` on the critical path: here, or on the lane where it has to wait for a model."""
         try:
-            work = twin.transform()
+            work = inline.twin.transform()
         except Exception as error:
-            return self._waited_for(Ended(error=error))
+            return Ended(error=error)
         if work is None:
-            return self._waited_for(Ended(twin))
+            return Ended(inline.twin)
         lane = self._lookahead.lane
-        self._critical = lane.spawn(_finished(work, twin))
-        self._critical.add_done_callback(lambda _: lane.call(_discard, work))
-        return Wait(self._critical, None)
+        critical = self._critical = lane.spawn(_finished(work, inline.twin))
+        critical.add_done_callback(lambda _: lane.call(_discard, work))
+        if self.closed:
+            critical.cancel()
+        return Wait(critical, None)
 
     def _waited_for(self, ended: Ended) -> list[M]:
         """The end of a transformation on the critical path."""
@@ -197,21 +250,21 @@ class Commits(Generic[M]):
     def _splice(self, twin: LookaheadStrategy, kind: str) -> list[M]:
         """Replace the prefix of the view by what was prepared; a commit that saves too little is not made."""
         conversation, view, job = self._conversation, self._conversation.view, self._lookahead.job
+        # Strategies and codecs are users' code: whatever they raise, nothing is changed before the splice.
         try:
-            done = twin.commit(view.messages)
+            done = twin.commit(conversation.settled_view)
+            if done is None or not 0 < done.covered <= len(view):
+                return self._unchanged(SynchronousFailed(len(view)), "unfit")
+            before, messages = conversation.tokens, len(view)
+            warmth = conversation.warmth(job.warmed if job is not None else (), done, conversation.known)
+            after = before - sum(view.sizes[: done.covered]) + conversation.count(done.head)
+            refusal = twin.refuse(before, after)
+            if refusal is not None:
+                self._lookahead.observer.say_once("saving", f"a transformation is not made: {refusal}")
+                return self._unchanged(Committed(len(view), worthwhile=False), "saves too little")
+            result = conversation.splice(done, job.natives if job is not None else self._learned())
         except Exception as error:
             return self._failed(error)
-        if done is None or not 0 < done.covered <= len(view):
-            return self._unchanged(SynchronousFailed(len(view)), "unfit")
-        before, messages = conversation.tokens, len(view)
-        warmth = conversation.warmth(job.warmed if job is not None else (), done, conversation.known)
-        after = before - sum(view.sizes[: done.covered]) + conversation.count(done.head)
-        refusal = twin.refuse(before, after)
-        if refusal is not None:
-            self._lookahead.observer.say_once("saving", f"a transformation is not made: {refusal}")
-            return self._unchanged(Committed(len(view), worthwhile=False), "saves too little")
-        natives = job.natives if job is not None else self._learned()
-        result = conversation.splice(done, natives)
         self._finish(CommitReport(kind, before, after, messages, len(result), done.covered, *warmth))
         return list(result)
 

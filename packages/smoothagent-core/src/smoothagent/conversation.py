@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar, cast
 
 from smoothagent.codec import Codec
+from smoothagent.errors import HistoryError
 from smoothagent.history import History
 from smoothagent.job import Natives, Snapshot
 from smoothagent.limits import Growth
-from smoothagent.message import Message
+from smoothagent.message import Message, alike, leading_system
 from smoothagent.prompt import Prompt
 from smoothagent.record import CommitRecord, Whole, covered_after, head_after
 from smoothagent.strategy import Commit, LookaheadStrategy
 from smoothagent.tokens import EstimateCounter, TokenCounter
-from smoothagent.turns import safe_cuts
+from smoothagent.turns import pending, safe_cuts
 
 M = TypeVar("M")
 log = logging.getLogger("smoothagent")
+
+
+_LEADING = 8
+"""Messages that are looked at for system text which a framework keeps apart."""
 
 
 class Warmth(NamedTuple):
@@ -89,11 +94,20 @@ class Conversation(Generic[M]):
         """Tokens of messages, without system text and tools."""
         return sum(map(self.counter.count, messages))
 
+    @property
+    def settled_view(self) -> list[Message]:
+        """The view without its volatile tail, which the next request will not repeat: no strategy ever covers it."""
+        return self.view.messages[: self._settled] if self.prompt.volatile_tail else self.view.messages
+
+    @property
+    def _settled(self) -> int:
+        return max(self.view.lead, len(self.view) - self.prompt.volatile_tail)
+
     def snapshot(self) -> Snapshot[M]:
-        """The view, frozen."""
-        view = self.view
-        facts = dict(self.strategy.main.strategy_data, sizes=list(view.sizes))
-        return Snapshot(list(view.messages), list(view.natives), facts, view.digests(), self.prompt.volatile_tail)
+        """The settled view, frozen."""
+        view, end = self.view, self._settled
+        facts = dict(self.strategy.main.strategy_data, sizes=view.sizes[:end])
+        return Snapshot(view.messages[:end], view.natives[:end], facts, view.digests()[:end])
 
     def settled(self) -> int:
         """Length of the view without what ends it unanswered: results and user messages are cold in any case."""
@@ -101,6 +115,21 @@ class Conversation(Generic[M]):
         while length and self.view.messages[length - 1].role != "assistant":
             length -= 1
         return length
+
+    def is_sent_by(self, messages: object) -> bool:
+        """Whether a call with these messages is the conversation's own; system text may stand before them."""
+        view = self.view.natives
+        if not isinstance(messages, Sequence) or not view:
+            return True  # nothing that could be compared
+        given = list(cast("Sequence[object]", messages))
+        ahead = leading_system([self.codec.decode(cast("M", m)) for m in given[:_LEADING]]) - self.view.lead
+        start = max(0, ahead)
+        return len(given) >= start + len(view) and all(map(self._same, view, given[start:]))
+
+    def _same(self, mine: M, theirs: object) -> bool:
+        if mine is theirs or mine == theirs:
+            return True
+        return alike(self.codec.decode(mine), self.codec.decode(cast("M", theirs)))
 
     def warmth(self, warmed: Sequence[Message], done: Commit, until: int) -> Warmth:
         """How warm the view of ``done`` is, up to message ``until`` of the present view."""
@@ -110,7 +139,7 @@ class Conversation(Generic[M]):
         for i, message in enumerate(new):
             size = self.counter.count(message)
             known += size
-            matching = matching and i < len(warmed) and (warmed[i] is message or warmed[i] == message)
+            matching = matching and i < len(warmed) and alike(warmed[i], message)
             hit += size if matching else 0
         return Warmth(known, hit)
 
@@ -127,9 +156,15 @@ class Conversation(Generic[M]):
         digest = self._input.digest(covered)
         assert digest is not None, "a commit covers messages of its input"
         new_head = head_after(view.natives, verbatim, boundary, record, self.raw)
-        self.known = max(0, self.known - done.covered) + len(head)
         spliced: History[M] = History(self.codec, self.counter.count)
+        # Raises for a result without its call, which only a strategy of the user's can leave.
         spliced.update(after)
+        if pending(spliced.messages) > pending(view.messages):
+            raise HistoryError(
+                f"{type(self.strategy).__name__} replaced {done.covered} messages by {len(done.head)} and left a tool "
+                "call without its result: cut only where turns.safe_cuts(history) allows it"
+            )
+        self.known = max(0, self.known - done.covered) + len(head)
         head_digest = spliced.digest(len(new_head))
         assert head_digest is not None, "the head is part of the view"
         whole = Whole(len(self._input), self._input.last_digest, len(spliced), spliced.last_digest)
@@ -173,10 +208,10 @@ class Conversation(Generic[M]):
     def _look(self) -> None:
         """Let the strategy see the view."""
         view, main = self.view, self.strategy.main
-        main.messages = view.messages
+        main.messages = self.settled_view
         main.strategy_data.update(
             tokens=self.tokens,
-            sizes=view.sizes,
+            sizes=view.sizes[: self._settled] if self.prompt.volatile_tail else view.sizes,
             turns=view.assistants,
             growth=self.growth,
             count=self.counter.count,

@@ -138,14 +138,14 @@ class Delegation(Generic[M]):
 
     def request_started(self) -> dict[str, Any]:
         """Route the sub-agent's call."""
-        if self._backend is None:
+        if self._backend is None or self._closed:
             return {}
         self._backend.main_arrived(self.session)
         return self._backend.route(self.session, Stream.MAIN)
 
     def request_first_token(self) -> None:
         """Small pieces may run again."""
-        if self._backend is not None:
+        if self._backend is not None and not self._closed:
             self._backend.main_first_token(self.session)
 
     def request_usage(self, usage: Usage) -> None:

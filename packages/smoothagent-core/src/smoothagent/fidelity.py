@@ -282,7 +282,10 @@ class Fidelity:
 
     def _unreported(self) -> str:
         remedy = _REPORT_FLAG.get(self.server, "it needs usage.prompt_tokens_details.cached_tokens")
-        return f"the server does not report cached tokens, so nobody can tell whether warm-ups hit: {remedy}"
+        return (
+            "the server reported no cached tokens where there should be some, so nobody can tell whether warm-ups hit: "
+            f"{remedy}; if that is so, see that its prefix cache is on"
+        )
 
     def _off(self) -> str:
         return f"warming is off for this conversation: {self.cold_run} commits in a row found their prefix cold"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Generic, TypeVar
 
@@ -65,17 +65,24 @@ class History(Generic[M]):
     def update(self, natives: Sequence[M]) -> int:
         """Follow to ``natives``; returns how many leading messages were already known by identity."""
         known = self._known(natives)
+        counted = self._counted(known)
         if known < len(self.natives):
             self._truncate(known)
         for native in islice(natives, known, None):
-            self._append(native)
+            self._append(native, counted)
         return known
 
     def verified(self, natives: Sequence[M], count: Callable[[Message], int]) -> History[M]:
         """A history of ``natives`` decoded and digested anew, trusting no identity."""
         fresh: History[M] = History(self._codec, count)
-        fresh.update(natives)
+        counted = self._counted(0)
+        for native in natives:
+            fresh._append(native, counted)
         return fresh
+
+    def _counted(self, start: int) -> dict[str, int]:
+        """Sizes by digest: what is parsed anew on every turn is not counted anew, which may cost a tokenizer's run."""
+        return dict(zip(self._chain[start:], self.sizes[start:], strict=True))
 
     def recount(self) -> None:
         """Count all messages again, after the counter was calibrated."""
@@ -107,10 +114,10 @@ class History(Generic[M]):
         for i, message in enumerate(self.messages):
             self._link(i, message)
 
-    def _append(self, native: M) -> None:
+    def _append(self, native: M, counted: Mapping[str, int]) -> None:
         message = self._codec.decode(native)
         i = len(self.natives)
-        link = self._link(i, message)
+        link = self._answered(message)
         if link is None and message.role == "tool":
             raise HistoryError(
                 f"message {i} is a tool result for call {message.tool_call_id!r}, which no earlier assistant message "
@@ -119,7 +126,9 @@ class History(Generic[M]):
         answers = None if link is None else (i - link[0], link[1])
         previous = self._chain[-1] if self._chain else EMPTY
         digest = hashlib.sha256(previous.encode() + canonical(message, answers)).hexdigest()[:32]
-        size = self._count(message)
+        size = counted.get(digest) or self._count(message)
+        # Nothing was changed before this: a counter that fails leaves the history as it was.
+        self._link(i, message)
         self.natives.append(native)
         self.messages.append(message)
         self.sizes.append(size)
@@ -127,10 +136,13 @@ class History(Generic[M]):
         self.total += size
         self.assistants += message.role == "assistant"
 
-    def _link(self, i: int, message: Message) -> tuple[int, int] | None:
+    def _answered(self, message: Message) -> tuple[int, int] | None:
+        """The open call that a tool result answers: (message, call in it)."""
+        waiting = self._open.get(message.tool_call_id or "") if message.role == "tool" else None
+        return waiting[-1] if waiting else None
+
+    def _link(self, i: int, message: Message) -> None:
         for k, call in enumerate(message.tool_calls):
             self._open.setdefault(call.id, []).append((i, k))
-        if message.role != "tool":
-            return None
-        waiting = self._open.get(message.tool_call_id or "")
-        return waiting.pop() if waiting else None
+        if self._answered(message) is not None:
+            self._open[message.tool_call_id or ""].pop()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import inspect
 import threading
 from collections.abc import Awaitable, Callable, Sequence
@@ -28,21 +29,19 @@ _STEP_CHARS = 400
 
 @dataclass(frozen=True, slots=True)
 class Snapshot(Generic[M]):
-    """The view at a boundary, frozen.
+    """The view at a boundary, frozen, without what is rewritten on every call.
 
     Attributes:
         messages: decoded.
         natives: the framework's objects, same length.
         facts: the strategy's ``main.strategy_data``.
         digest: digest of the first n messages.
-        volatile_tail: messages at the end that are never warmed.
     """
 
     messages: list[Message]
     natives: list[M]
     facts: dict[str, Any]
     digests: list[str]
-    volatile_tail: int = 0
 
 
 class Natives(Generic[M]):
@@ -89,8 +88,8 @@ class Host(ModelHost, Protocol):
         """What the server can do."""
         ...
 
-    def job_transformed(self, job_id: int, end: int, digest: str) -> None:
-        """The transformation covers ``end`` messages."""
+    def job_transformed(self, job_id: int, la: LookaheadState, digest: str) -> None:
+        """The transformation is ``la``, bound to the messages it covers by their digest; publishes it."""
         ...
 
     def job_warmed(self, job_id: int) -> None:
@@ -115,7 +114,7 @@ class LookaheadJob(Generic[M]):
     """Runs on the lane; the runtime reads ``la``, ``warmed`` and ``natives`` under its lock.
 
     Attributes:
-        la: published result of the last transform, None before the first.
+        la: result of the last transform, published by the host under its lock; None before the first.
         warmed: the messages prefilled so far, a prefix of the predicted view.
         prefilled: tokens computed ahead so far.
         prefills: warming works; False after it failed for good.
@@ -183,6 +182,12 @@ class LookaheadJob(Generic[M]):
         self._began = True
         try:
             await self._work()
+        except BaseException as error:
+            task = asyncio.current_task()
+            if isinstance(error, GeneratorExit) or (task is not None and task.cancelling()):
+                raise
+            # A transform that raises SystemExit, or CancelledError of its own, has failed like any other.
+            self._failed(RuntimeError(f"the transformation raised {error!r}"))
         finally:
             if not self.stopped.done():
                 self.stopped.set_result(None)
@@ -197,8 +202,11 @@ class LookaheadJob(Generic[M]):
             self._settle()
             await self._follow(self._wake)
         except Exception as error:
-            self._settle()
-            self.host.job_failed(self.id, error, len(self.snapshot.messages))
+            self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        self._settle()
+        self.host.job_failed(self.id, error, len(self.snapshot.messages))
 
     async def _follow(self, wake: asyncio.Event) -> None:
         """Warm what is there, then what comes."""
@@ -213,7 +221,7 @@ class LookaheadJob(Generic[M]):
                 await self._transform()
 
     def _settle(self) -> None:
-        if not self.transformed.done():
+        with contextlib.suppress(concurrent.futures.InvalidStateError):  # cancelled at this very moment
             self.transformed.set_result(None)
 
     async def _transform(self) -> None:
@@ -224,9 +232,8 @@ class LookaheadJob(Generic[M]):
             work = await blocking(self.lane, twin.transform)
             if work is not None:
                 await work
-        self.la = twin.la
         end = twin.la.last_segment_end
-        self.host.job_transformed(self.id, end, snapshot.digests[end - 1] if end else "")
+        self.host.job_transformed(self.id, twin.la, snapshot.digests[end - 1] if end else "")
 
     async def _warm(self) -> None:
         if self.backend is None or not self.prefills or self.la is None:
@@ -280,9 +287,7 @@ class LookaheadJob(Generic[M]):
         assert self.la is not None
         snapshot = self.snapshot
         self.natives.learn(snapshot.messages, snapshot.natives)
-        target = self._twin().warmable(snapshot.messages)
-        # The volatile tail is rewritten on every call; what is left of a call's results is warmed with them.
-        return target[: len(target) - snapshot.volatile_tail] if snapshot.volatile_tail else target
+        return self._twin().warmable(snapshot.messages)
 
 
 def _is_prefix(messages: Sequence[Message], of: Sequence[Message]) -> bool:
@@ -310,6 +315,9 @@ async def blocking(lane: Lane, fn: Callable[[], Awaitable[None] | None]) -> Awai
         result, error = None, None
         try:
             result = fn()
+        except StopIteration as raised:
+            error = RuntimeError(f"transform leaked {raised!r}")  # no future can carry a StopIteration
+            error.__cause__ = raised
         except BaseException as raised:  # handed on to the waiting coroutine, whatever it is
             error = raised
         loop.call_soon_threadsafe(deliver, result, error)

@@ -10,12 +10,16 @@ import asyncio
 import atexit
 import concurrent.futures
 import contextvars
+import logging
 import os
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
+from smoothagent.errors import ClosedError
+
 T = TypeVar("T")
+log = logging.getLogger("smoothagent")
 
 
 class Lane(Protocol):
@@ -53,6 +57,7 @@ class ThreadLane:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self._over = False
 
     def time(self) -> float:
         """The loop's clock, seconds."""
@@ -60,11 +65,20 @@ class ThreadLane:
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Start ``work`` in a fresh context, so that nothing of the caller's traces or callbacks follows."""
+        if self._over:
+            # Other exit handlers may still run an agent: its lookahead fails, it does not hang.
+            work.close()
+            failed: concurrent.futures.Future[T] = concurrent.futures.Future()
+            failed.set_exception(ClosedError("the interpreter is exiting: no lookahead work is started any more"))
+            return failed
         loop = self._running()
         return contextvars.Context().run(asyncio.run_coroutine_threadsafe, work, loop)
 
     def call(self, fn: Callable[..., object], *args: object) -> None:
-        """Run ``fn`` on the loop."""
+        """Run ``fn`` on the loop; at interpreter exit, when there is none any more, here."""
+        if self._over:
+            fn(*args)
+            return
         loop = self._running()
         if threading.current_thread() is self._thread:
             fn(*args)
@@ -79,6 +93,7 @@ class ThreadLane:
 
     def shut_down(self) -> None:
         """At interpreter exit: cancel what is left, so that nothing is reported as lost; takes a moment at most."""
+        self._over = True
         loop, thread = self._loop, self._thread
         if loop is None or thread is None or not loop.is_running():
             return
@@ -91,12 +106,15 @@ class ThreadLane:
 
         loop.call_soon_threadsafe(stop)
         thread.join(_EXIT_SECONDS)
+        if not thread.is_alive():
+            loop.close()
 
     def reset(self) -> None:
         """Forget thread and loop; in a forked child they do not exist."""
         self._lock = threading.Lock()
         self._loop = None
         self._thread = None
+        self._over = False
 
     def _running(self) -> asyncio.AbstractEventLoop:
         with self._lock:
@@ -113,7 +131,14 @@ _EXIT_SECONDS = 0.5
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
     asyncio.set_event_loop(loop)
-    loop.run_forever()
+    while True:
+        try:
+            loop.run_forever()
+        except (SystemExit, KeyboardInterrupt) as error:
+            # asyncio lets these out of the loop, which all conversations share; the work has failed with it already.
+            log.warning("lookahead work raised %r", error)
+        else:
+            return
 
 
 _process_lane = ThreadLane()

@@ -95,6 +95,14 @@ class Growth:
             return 1
         return max(1, math.ceil((tokens - self.tokens) / self.per_turn))
 
+    def planned_turns(self, tokens: int) -> int | None:
+        """`turns_until`, the later turn where it is uncertain by half a turn; None before growth is known.
+
+        What is prepared for a turn that turns out to be one too late is still of use a turn later; what was
+        prepared for one too early is not.
+        """
+        return self.turns_until(tokens + int(self.per_turn / 2)) if self.per_turn > 0 else None
+
     def still_to_come(self, tokens: int) -> int:
         """Tokens that the next turn will probably begin with, beyond the ``tokens`` known by now."""
         return max(0, int(self.tokens + self.per_turn) - tokens)

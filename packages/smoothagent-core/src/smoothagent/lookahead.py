@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import concurrent.futures
 import logging
-import os
 import threading
-from collections.abc import Awaitable
 from typing import Generic, TypeVar
 
 from smoothagent.ceiling import Ceiling
 from smoothagent.codec import Codec
 from smoothagent.conversation import Conversation
 from smoothagent.errors import BackendError, SmoothAgentError
+from smoothagent.forks import after_fork
 from smoothagent.job import LookaheadJob
 from smoothagent.lane import Lane
 from smoothagent.ledger import Ledger
@@ -64,7 +63,7 @@ class Lookahead(Generic[M]):
         self.job: LookaheadJob[M] | None = None
         self.previous: concurrent.futures.Future[None] | None = None
         self._started_at = 0.0
-        self._pid = os.getpid()
+        after_fork(self._start_afresh)
 
     @property
     def prompt(self) -> Prompt:
@@ -76,12 +75,11 @@ class Lookahead(Generic[M]):
         """Where spans go."""
         return self.observer.telemetry
 
-    def check_process(self) -> None:
-        """After a fork the lane's thread, and so the job, exist in the parent only."""
-        if self._pid != os.getpid():
-            self._pid = os.getpid()
-            self.job = self.previous = None
-            self.state = State(next_id=self.state.next_id)
+    def _start_afresh(self) -> None:
+        """In a forked child: the lane's thread, the job and whoever held the lock exist in the parent only."""
+        self.lock = threading.RLock()
+        self.job = self.previous = None
+        self.state = State(next_id=self.state.next_id)
 
     def apply(self, event: Event) -> tuple[Command, ...]:
         """The machine's next step."""
@@ -98,8 +96,8 @@ class Lookahead(Generic[M]):
                 self._start(command.job)
             case Do.EXTEND if self.job is not None:
                 self.job.extend(self.conversation.snapshot())
-            case Do.PROMOTE if self.backend is not None:
-                self.lane.spawn(_quietly(self.backend.promote(self.session)))
+            case Do.PROMOTE if self.backend is not None and self.job is not None:
+                self.lane.spawn(self._promote(self.backend, self.job))
             case Do.CANCEL:
                 self.drop(command.why)
             case _:
@@ -114,6 +112,7 @@ class Lookahead(Generic[M]):
         self.previous = job.stopped
         self.observer.wasted(job.prefilled)
         job.cancel()
+        self._settle()
 
     def take(self) -> LookaheadJob[M] | None:
         """The job whose result is being committed; it ends, and the server's streams change places."""
@@ -123,7 +122,21 @@ class Lookahead(Generic[M]):
             job.cancel()
             if self.backend is not None and job.touched:
                 self.backend.committed(self.session)
+            self._settle()
         return job
+
+    async def _promote(self, backend: Backend, job: LookaheadJob[M]) -> None:
+        if job is not self.job:
+            return  # over before it could be hurried
+        try:
+            await backend.promote(self.session)
+        except BackendError as error:
+            log.debug("promotion failed: %s", error)
+
+    def _settle(self) -> None:
+        """The hurry is over, and so is one that was about to begin: the lane does both in order."""
+        if self.backend is not None:
+            self.lane.call(self.backend.settle, self.session)
 
     def ask(self, question: str) -> bool:
         """One of the strategy's questions; a fault in it must not stop the agent."""
@@ -145,6 +158,13 @@ class Lookahead(Generic[M]):
         return (self.conversation.view.digest(job.end) or "") if job is not None and job.end else ""
 
     def _start(self, job_id: int) -> None:
+        try:
+            self._begin(job_id)
+        except Exception as error:  # of a strategy's own methods
+            self.job = None
+            self.job_failed(job_id, error, len(self.conversation.view))
+
+    def _begin(self, job_id: int) -> None:
         self.job = LookaheadJob(
             job_id,
             self.strategy.snapshot(LookaheadState()),
@@ -179,10 +199,12 @@ class Lookahead(Generic[M]):
                 self.ceiling.window(caps.window)
             self.observer.server_known(caps)
 
-    def job_transformed(self, job_id: int, end: int, digest: str) -> None:
-        """The job's transformation covers ``end`` messages."""
+    def job_transformed(self, job_id: int, la: LookaheadState, digest: str) -> None:
+        """The job's transformation is ``la``: what it covers and its digest change together."""
         with self.lock:
-            self.apply(Transformed(job_id, end, digest))
+            if self.job is not None and self.job.id == job_id:
+                self.job.la = la
+            self.apply(Transformed(job_id, la.last_segment_end, digest))
 
     def job_warmed(self, job_id: int) -> None:
         """The job has nothing left to prefill."""
@@ -215,10 +237,3 @@ class Lookahead(Generic[M]):
         with self.lock:
             self.ledger.add(failures=1)
             self.observer.say_once("prefill", f"warming failed, the transformation alone runs ahead: {error}")
-
-
-async def _quietly(work: Awaitable[None]) -> None:
-    try:
-        await work
-    except BackendError as error:
-        log.debug("promotion failed: %s", error)

@@ -13,7 +13,9 @@ carries the commands out, and may write the events to a log from which everythin
 
 At a commit point that is due (the law, 3): ready and fresh: ``Commit``. Nothing started:
 ``Synchronous``. In flight: ``Promote`` and ``Proceed`` uncommitted, until it is ready or the ceiling
-is reached; only there ``Wait``, for a bounded time; after that ``Synchronous``.
+is reached; only there ``Wait``, for a bounded time; after that ``Synchronous``. A result that is
+computed anew at the commit is in flight only while waiting pays: while its warmth is for a later
+turn, or grows without being overtaken by the cut.
 """
 
 from __future__ import annotations
@@ -122,7 +124,8 @@ class CommitPoint(Event):
         defer: the strategy lets a commit wait for a lookahead in flight.
         at_ceiling: the uncommitted request would reach the ceiling.
         waited: a bounded wait has just ended.
-        exact: the result is computed anew at the commit: only its warmth may be stale or late.
+        exact: the result is computed anew at the commit: only its warmth may be stale or late, and
+        pays: waiting a turn would leave less of it cold.
         warm: what is still cold of the prepared prefix is not worth waiting for.
     """
 
@@ -136,6 +139,7 @@ class CommitPoint(Event):
     waited: bool = False
     exact: bool = False
     warm: bool = False
+    pays: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,11 +224,10 @@ def step(state: State, event: Event) -> tuple[State, Commands]:
             if state.job is None or state.job.id != job_id:
                 return state, ()
             return _bar(replace(state, job=None), length), ()
-        case SynchronousFailed(length=length):
+        case Committed(worthwhile=True):
+            return replace(state, job=None, failures=0, failed=-1, barred=-1), ()
+        case SynchronousFailed(length=length) | Committed(length=length):
             return _bar(replace(state, job=None), length), ()
-        case Committed(length=length, worthwhile=worthwhile):
-            at = -1 if worthwhile else length
-            return replace(state, job=None, failures=0, failed=at, barred=at), ()
         case _:
             raise TypeError(f"unknown event {event!r}")
 
@@ -264,7 +267,9 @@ def _commit_point(state: State, event: CommitPoint) -> tuple[State, Commands]:
         return state, (*commands, Command(Do.PROCEED))
     if job is None:
         return state, (*commands, Command(Do.SYNCHRONOUS, why="nothing started"))
-    if event.exact and not event.defer:
+    if event.exact:
+        if event.pays and event.defer and not event.at_ceiling:
+            return _in_flight(state, job, event, commands)
         return state, (*commands, Command(Do.COMMIT, job.id, "" if ready else "late"))
     if event.tail == "long" or (event.tail == "short" and event.at_ceiling):
         # Bounded staleness: the result would leave too much or too little verbatim, so it is made anew.
@@ -285,8 +290,7 @@ def _in_flight(state: State, job: Job, event: CommitPoint, commands: list[Comman
         commands.append(Command(Do.PROMOTE, job.id))
     if not event.at_ceiling:
         return state, (*commands, Command(Do.PROCEED, job.id, "in flight"))
-    transformed = job.stage is Stage.WARMING
-    if transformed or event.exact:
+    if job.stage is Stage.WARMING:
         # The result is there and only partly warm: still better than one token more of the old view.
         return state, (*commands, Command(Do.COMMIT, job.id, "late"))
     if not event.waited:

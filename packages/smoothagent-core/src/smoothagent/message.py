@@ -95,6 +95,21 @@ def leading_system(history: Sequence[Message]) -> int:
     return n
 
 
+def alike(a: Message, b: Message) -> bool:
+    """Whether two messages have the same content on the wire; ids do not count, as in `canonical`."""
+    if a is b:
+        return True
+    if a.role != b.role or a.content != b.content or a.name != b.name or len(a.tool_calls) != len(b.tool_calls):
+        return False
+    return all(x.name == y.name and x.arguments == y.arguments for x, y in zip(a.tool_calls, b.tool_calls, strict=True))
+
+
+def shared(a: Sequence[Message], b: Sequence[Message]) -> int:
+    """Length of the longest common prefix, by content."""
+    pairs = zip(a, b, strict=False)
+    return next((i for i, (x, y) in enumerate(pairs) if not alike(x, y)), min(len(a), len(b)))
+
+
 _encode = json.JSONEncoder(ensure_ascii=True, separators=(",", ":"), sort_keys=True, default=repr).encode
 
 

@@ -73,7 +73,8 @@ class LaneModel:
                 prefilled_tokens=max(0, usage.prompt_tokens - (usage.cached_tokens or 0)),
                 generated_tokens=max(0, usage.completion_tokens),
             )
-        if answer.tool_calls and not answer.text.strip():
+        if answer.tool_calls:
+            # With text beside it, too: an agent that goes on working has not summarized.
             raise SummaryRejectedError(
                 "the model answered the request for a summary with a tool call; the history is kept"
             )

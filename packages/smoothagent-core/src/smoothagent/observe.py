@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from smoothagent.fidelity import Fidelity, Request, first_difference
 from smoothagent.ledger import Ledger
@@ -42,6 +43,7 @@ class Observer:
         self._sent_at: float | None = None
         self._ttft: float | None = None
         self._idle = 0
+        self._reports = False
 
     def say_once(self, topic: str, sentence: str) -> None:
         """A warning, once a conversation and topic."""
@@ -65,6 +67,7 @@ class Observer:
     def server_known(self, caps: Caps) -> None:
         """Say once what the server lacks."""
         self.fidelity.server = caps.server
+        self._reports = self._reports or caps.cached_tokens
         for note in caps.notes:
             self.say_once(note, note)
         if not caps.prefill:
@@ -101,6 +104,11 @@ class Observer:
         report = self._pending
         if report is None:
             return
+        if usage.cached_tokens is not None:
+            self._reports = True
+        elif self._reports:
+            # Servers that report cached tokens leave the field out where they found none.
+            usage = replace(usage, cached_tokens=0)
         report.cached_tokens, report.ttft = usage.cached_tokens, self._ttft
         if report.kind != "sync":
             self._judge(report, usage, view)

@@ -7,7 +7,7 @@ import concurrent.futures
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from smoothagent.serving.backend import Usage
+from smoothagent.serving.backend import Backend, Usage
 from smoothagent.waiting import wrapped
 
 _ROUTE_WAIT = 1.0
@@ -92,6 +92,38 @@ class MainRequest:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.__exit__(kind, error, trace)
+
+
+class Aside:
+    """A call of the agent's that is not its conversation: a title, a classification.
+
+    Lookahead gives way to it as to any request, and that is all: it has another prompt, so it is neither sent
+    to the conversation's slot nor taken for the request that follows a commit.
+    """
+
+    request_ready: concurrent.futures.Future[None] | None = None
+
+    def __init__(self, backend: Backend | None, session: str) -> None:
+        self._backend, self._session = backend, f"{session}\0aside"
+
+    def request_started(self) -> dict[str, Any]:
+        """Lookahead gives way."""
+        if self._backend is not None:
+            self._backend.main_arrived(self._session)
+        return {}
+
+    def request_first_token(self) -> None:
+        """Small pieces may run again."""
+        if self._backend is not None:
+            self._backend.main_first_token(self._session)
+
+    def request_usage(self, usage: Usage) -> None:
+        """Says nothing of the conversation."""
+
+    def request_done(self) -> None:
+        """It is over."""
+        if self._backend is not None:
+            self._backend.main_done(self._session)
 
 
 def _in_loop() -> bool:

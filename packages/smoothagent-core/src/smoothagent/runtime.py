@@ -15,14 +15,15 @@ from smoothagent.committing import Commits
 from smoothagent.conversation import Conversation
 from smoothagent.delegation import Delegation
 from smoothagent.errors import BackendError, ClosedError, ConfigurationError
+from smoothagent.forks import after_fork
 from smoothagent.lane import Lane, process_lane
 from smoothagent.ledger import Ledger
 from smoothagent.lookahead import Lookahead
 from smoothagent.machine import Boundary
 from smoothagent.prompt import Prompt
 from smoothagent.record import CommitRecord, CommitReport
-from smoothagent.request import MainRequest
-from smoothagent.serving.backend import Backend, Stream, Usage
+from smoothagent.request import Aside, MainRequest
+from smoothagent.serving.backend import Backend, LoopBound, Stream, Usage
 from smoothagent.strategy import LookaheadStrategy
 from smoothagent.telemetry import Telemetry
 from smoothagent.tokens import EstimateCounter, TokenCounter
@@ -92,11 +93,11 @@ class LookaheadRuntime(Generic[M]):
             Ceiling(ceiling, hard),
         )
         self._commits = Commits(self._lookahead, wait)
-        self._lock = self._lookahead.lock
         self._observer = self._lookahead.observer
         self._closed = False
         self._checked: Prompt | None = None
-        self._probe = self._lane.spawn(self._ask_server(backend)) if backend is not None else None
+        self._probe: concurrent.futures.Future[None] | None = None
+        after_fork(self._start_afresh)
 
     # ---- the two hooks -------------------------------------------------------------------------
 
@@ -108,6 +109,11 @@ class LookaheadRuntime(Generic[M]):
         Raises HistoryError for a history no request could carry, ConfigurationError for a prompt the
         strategy cannot work with, ClosedError after ``close``.
         """
+        if isinstance(self.backend, LoopBound) and self.backend.needs_this_loop():
+            raise ConfigurationError(
+                "on_commit was called on the event loop that the client passed as client=… lives on: it would block "
+                "the requests it waits for. Call `await aon_commit(…)` there."
+            )
         return drive(self._committing(messages, prompt), self._lane)
 
     async def aon_commit(self, messages: Sequence[M], *, prompt: Prompt | None = None) -> list[M]:
@@ -120,7 +126,7 @@ class LookaheadRuntime(Generic[M]):
         Never blocks; any number of times; calls may be pending. Raises as `on_commit`.
         """
         lookahead = self._lookahead
-        with self._lock:
+        with self._lookahead.lock:
             self._follow(messages, prompt)
             conversation, view = self._conversation, self._conversation.view
             conversation.known = len(view)
@@ -136,13 +142,17 @@ class LookaheadRuntime(Generic[M]):
     def main_request(self, prompt: Prompt | None = None) -> MainRequest:
         """A context manager around the agent's own call: marks it, paces lookahead beside it, measures it."""
         if prompt is not None:
-            with self._lock:
+            with self._lookahead.lock:
                 self._conversation.prompt = prompt
         return MainRequest(self)
 
     def wrap(self, client: C) -> C:
-        """An openai client whose ``chat.completions.create`` does what `main_request` does."""
-        return wrap(client, self.main_request)
+        """An openai client whose ``chat.completions.create`` does what `main_request` does.
+
+        A call whose messages do not begin with what the last hook returned is none of the conversation's: it is
+        sent as it is.
+        """
+        return wrap(client, self._request_for)
 
     def delegate(self, *, prompt: Prompt, head: Sequence[M], instruction: Callable[[str], M]) -> Delegation[M]:
         """Hand a task to a sub-agent: warm its prompt now, its instruction as it is written.
@@ -152,6 +162,7 @@ class LookaheadRuntime(Generic[M]):
             head: the messages its first request begins with; `Delegation.extend` adds to them.
             instruction: makes the instruction message of a text.
         """
+        self._ask_server()
         return Delegation(
             backend=self.backend,
             codec=self.codec,
@@ -182,13 +193,13 @@ class LookaheadRuntime(Generic[M]):
 
     def restore(self, record: CommitRecord[M]) -> None:
         """Go on from a persisted record; where the next input matches neither of its chains it is dropped."""
-        with self._lock:
+        with self._lookahead.lock:
             self._conversation.record = record
 
     @property
     def events(self) -> list[dict[str, Any]]:
         """The state machine's newest events, for `smoothagent.machine` to replay."""
-        with self._lock:
+        with self._lookahead.lock:
             return [event.encode() for event in self._lookahead.log]
 
     @property
@@ -210,7 +221,7 @@ class LookaheadRuntime(Generic[M]):
 
     def _shut(self) -> concurrent.futures.Future[None] | None:
         lookahead = self._lookahead
-        with self._lock:
+        with self._lookahead.lock:
             if self._closed:
                 return None
             self._closed = True
@@ -223,21 +234,36 @@ class LookaheadRuntime(Generic[M]):
 
     # ---- inside --------------------------------------------------------------------------------
 
+    def _request_for(self, messages: Any) -> MainRequest:
+        with self._lookahead.lock:
+            ours = self._conversation.is_sent_by(messages)
+        return MainRequest(self if ours else Aside(self.backend, self.session))
+
     def _committing(self, messages: Sequence[M], prompt: Prompt | None) -> Procedure[list[M]]:
         return self._commits.procedure(messages, lambda: self._follow(messages, prompt))
 
     def _follow(self, messages: Sequence[M], prompt: Prompt | None) -> None:
         if self._closed:
             raise ClosedError(f"the runtime of session {self.session!r} is closed: make a new one for it")
-        self._lookahead.check_process()
+        self._ask_server()
         self._conversation.follow(messages, prompt)
         prompt = self._conversation.prompt
         if prompt is not self._checked:
             self.strategy.check(prompt)
             self._checked = prompt
 
-    async def _ask_server(self, backend: Backend) -> None:
-        """Find out what the server can do, so that the first request is routed right."""
+    def _start_afresh(self) -> None:
+        self._probe = None  # it was asked on the parent's lane
+
+    def _ask_server(self) -> None:
+        """Find out, once and from the first hook on, what the server can do, so that requests are routed right."""
+        backend = self.backend
+        if isinstance(backend, LoopBound):
+            backend.note_loop()
+        if self._probe is None and backend is not None:
+            self._probe = self._lane.spawn(self._learn(backend))
+
+    async def _learn(self, backend: Backend) -> None:
         try:
             self._lookahead.server_known(await backend.caps())
         except BackendError as error:
@@ -248,26 +274,27 @@ class LookaheadRuntime(Generic[M]):
     @property
     def request_ready(self) -> concurrent.futures.Future[None] | None:
         """Done once the server's kind is known and calls can be routed; None where there is nothing to wait for."""
+        self._ask_server()
         probe = self._probe
         return None if probe is None or probe.done() else probe
 
     def request_started(self) -> dict[str, Any]:
         """Mark and route the agent's own call; lookahead gives way."""
         self._observer.request_started()
-        if self.backend is None:
-            return {}
+        if self.backend is None or self._closed:
+            return {}  # after closing it is a call like any other: nothing may be leased for it
         self.backend.main_arrived(self.session)
         return self.backend.route(self.session, Stream.MAIN)
 
     def request_first_token(self) -> None:
         """Small pieces may run again."""
         self._observer.first_token()
-        if self.backend is not None:
+        if self.backend is not None and not self._closed:
             self.backend.main_first_token(self.session)
 
     def request_usage(self, usage: Usage) -> None:
         """Calibrate the counter, settle the last commit."""
-        with self._lock:
+        with self._lookahead.lock:
             self._conversation.calibrate(usage.prompt_tokens)
             self._observer.usage(usage, self._conversation.view.messages)
 

@@ -64,7 +64,7 @@ class EstimateCounter:
     def count(self, message: Message) -> int:
         """Estimated tokens of one message (about 2 µs for 500 ASCII characters, 5 µs for others)."""
         content = message.content
-        if isinstance(content, str) and not message.tool_calls and message.name is None:
+        if isinstance(content, str) and not message.tool_calls and message.name is None and not message.extra:
             raw = _MESSAGE + _weigh(content)
         else:
             raw = _MESSAGE + _CALL * len(message.tool_calls) + _media(message) + sum(map(_weigh, _texts(message)))
@@ -132,6 +132,10 @@ class FunctionCounter:
 _MEDIA = ("image", "input_image", "audio", "input_audio", "video", "file", "input_file")
 
 
+_SENT_BACK = ("reasoning_content", "reasoning", "refusal", "function_call")
+"""Fields besides content that a template prints where they are sent back."""
+
+
 def _is_media(part: Mapping[str, Any]) -> bool:
     return str(part.get("type", "")).startswith(_MEDIA)
 
@@ -158,6 +162,10 @@ def _texts(message: Message) -> Iterator[str]:
     for call in message.tool_calls:
         yield call.name
         yield call.arguments
+    for key in _SENT_BACK:
+        value = message.extra.get(key)
+        if value:
+            yield value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=repr)
 
 
 def _fixed_texts(prompt: Prompt) -> Iterator[str]:

@@ -13,32 +13,36 @@ C = TypeVar("C")
 _PATH = ("chat", "completions")
 
 
-def wrap(client: C, main_request: Callable[[], MainRequest]) -> C:
+RequestFor = Callable[[Any], MainRequest]
+"""The request that a call with these messages is."""
+
+
+def wrap(client: C, request_for: RequestFor) -> C:
     """A proxy of ``client`` whose ``chat.completions.create`` marks, paces and measures each call.
 
     Works for ``OpenAI`` and ``AsyncOpenAI``, streaming or not; everything else is the client's own.
     Answers, chunks and errors come through unchanged.
     """
-    return cast("C", _Proxy(client, _PATH, main_request))
+    return cast("C", _Proxy(client, _PATH, request_for))
 
 
 class _Proxy:
-    def __init__(self, target: Any, path: tuple[str, ...], main_request: Callable[[], MainRequest]) -> None:
-        self._target, self._path, self._main_request = target, path, main_request
+    def __init__(self, target: Any, path: tuple[str, ...], request_for: RequestFor) -> None:
+        self._target, self._path, self._request_for = target, path, request_for
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._target, name)
         if self._path and name == self._path[0]:
-            return _Proxy(value, self._path[1:], self._main_request)
+            return _Proxy(value, self._path[1:], self._request_for)
         if not self._path and name == "create":
-            return _create(value, self._main_request)
+            return _create(value, self._request_for)
         if self._path == _PATH and name in ("with_options", "copy"):
             return self._copying(value)
         return value
 
     def _copying(self, copy: Callable[..., Any]) -> Callable[..., Any]:
         def copied(*args: Any, **kwargs: Any) -> Any:
-            return wrap(copy(*args, **kwargs), self._main_request)
+            return wrap(copy(*args, **kwargs), self._request_for)
 
         return copied
 
@@ -58,14 +62,14 @@ class _Proxy:
         return await self._target.__aexit__(*error)
 
 
-def _create(create: Callable[..., Any], main_request: Callable[[], MainRequest]) -> Callable[..., Any]:
+def _create(create: Callable[..., Any], request_for: RequestFor) -> Callable[..., Any]:
     async def acreate(*args: Any, **kwargs: Any) -> Any:
-        request = main_request()
+        request = request_for(kwargs.get("messages"))
         await request.__aenter__()
         return await _finished(lambda: create(*args, **merged(kwargs, request.extras)), request, kwargs)
 
     def screate(*args: Any, **kwargs: Any) -> Any:
-        request = main_request()
+        request = request_for(kwargs.get("messages"))
         request.__enter__()
         try:
             answer = create(*args, **merged(kwargs, request.extras))
@@ -103,8 +107,10 @@ def merged(kwargs: dict[str, Any], extras: dict[str, Any]) -> dict[str, Any]:
 
 
 def _whole(answer: Any, request: MainRequest) -> Any:
-    request.usage(getattr(answer, "usage", None))
-    request.__exit__(None, None, None)
+    try:
+        request.usage(getattr(answer, "usage", None))
+    finally:
+        request.__exit__(None, None, None)
     return answer
 
 
@@ -157,6 +163,10 @@ class _Stream:
         self._end(GeneratorExit())
         self._stream.close()
 
+    def __del__(self) -> None:
+        # Dropped unread: its request is over all the same, or lookahead would wait for it for ever.
+        self._end(GeneratorExit())
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
@@ -204,6 +214,10 @@ class _AsyncStream:
         """Close the stream."""
         self._end(GeneratorExit())
         await self._stream.close()
+
+    def __del__(self) -> None:
+        # Dropped unread: its request is over all the same, or lookahead would wait for it for ever.
+        self._end(GeneratorExit())
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

@@ -26,6 +26,9 @@ class FakeChat(FakeServer):
     reasons: bool = False
     calls: bool = False
     refuses: dict[str, str] = field(default_factory=dict[str, str])
+    refuse_any_value: bool = False
+    needs: int = 1
+    """Tokens of the answer's first character: a piece of fewer brings nothing."""
     info: dict[str, Any] = field(default_factory=dict[str, Any])
     metrics: str = ""
     load: Any = None
@@ -59,7 +62,7 @@ class FakeChat(FakeServer):
         if body["model"] != self.model:
             return 404, {"error": {"message": f"The model `{body['model']}` does not exist."}}
         for name, words in self.refuses.items():
-            if name in body and (name != "max_tokens" or body[name] == 0):
+            if name in body and (self.refuse_any_value or name != "max_tokens" or body[name] == 0):
                 return 400, {"error": {"message": words}}
         text = "".join(f"<{m['role']}>{m.get('content')}" for m in body["messages"])
         tokens = [hash(text[i : i + 4]) for i in range(0, len(text) - 3, 4)]
@@ -79,7 +82,9 @@ class FakeChat(FakeServer):
 
     def _usage(self, tokens: list[int], hit: int, written: int) -> dict[str, Any]:
         usage: dict[str, Any] = {"prompt_tokens": len(tokens), "completion_tokens": written}
-        return usage | ({"prompt_tokens_details": {"cached_tokens": hit}} if self.reports else {})
+        # vLLM and SGLang leave the field out where nothing was found.
+        says = self.reports and (hit or self.kind == "hosted")
+        return usage | ({"prompt_tokens_details": {"cached_tokens": hit}} if says else {})
 
     async def _stream(self, body: Mapping[str, Any], tokens: list[int], hit: int) -> AsyncGenerator[Mapping[str, Any]]:
         await self._prefill(tokens, hit)
@@ -90,11 +95,12 @@ class FakeChat(FakeServer):
         last = body["messages"][-1]
         said = last["content"] if body.get("continue_final_message") and last["role"] == "assistant" else ""
         rest = self.answer[len(said) :]
-        part = rest[: body["max_tokens"]]
+        limit = body.get("max_tokens", body.get("max_completion_tokens"))
+        part = "" if not said and limit < self.needs else rest[:limit]
         if self.reasons and not said:
             await asyncio.sleep(self.per_step)
             yield {"choices": [{"delta": {"reasoning_content": "hm"}, "finish_reason": None}]}
-            if body["max_tokens"] < len(rest):
+            if limit < len(rest):
                 yield {"choices": [{"delta": {}, "finish_reason": "length"}]}
                 return
         for char in part:

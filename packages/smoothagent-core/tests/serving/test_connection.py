@@ -49,6 +49,25 @@ def test_a_connection_that_drops_before_an_answer_is_tried_once_more() -> None:
     assert len(server.bodies(CHAT)) == 4
 
 
+@pytest.mark.parametrize(
+    ("url", "marked"),
+    [
+        ("https://api.githubcopilot.com/v1", True),
+        ("https://api.business.githubcopilot.com/v1", True),
+        ("https://githubcopilot.com.example.org/v1", False),
+        (BASE, False),
+    ],
+)
+def test_background_requests_are_marked_as_the_agents_where_the_api_lets_one(url: str, marked: bool) -> None:
+    server = FakeChat(kind="hosted")
+    headers = {"X-Mine": "1"}
+    b = OpenAIBackend(client=server.client(url), dialect="openai", warm=True, headers=headers)
+    run_virtual(b.prefill("c", ASK, Prompt(model="m")))
+    (seen,) = [s for s in server.seen if s.path.endswith("/chat/completions")]
+    assert seen.headers["x-mine"] == "1"
+    assert seen.headers.get("x-initiator") == ("agent" if marked else None)
+
+
 def test_nothing_there_names_url_and_remedy() -> None:
     server = FakeChat(kind="hosted", faults={CHAT: [broken(httpx2.ConnectError)]})
     with pytest.raises(BackendUnreachableError, match=r"nothing answers at http://fake:8080/v1.*Start the server or"):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smoothagent.errors import BackendUnreachableError
+from smoothagent.errors import BackendUnreachableError, ConfigurationError
 from smoothagent.serving.costs import Kind
 from smoothagent.serving.others import Load
 from smoothagent.serving.pacer import Pacer
@@ -402,3 +403,46 @@ def test_a_promoted_conversation_is_careful_beside_others() -> None:
     run_virtual(main())
     assert spent["alone"] == pytest.approx(20 * 1.0 / 2.0, rel=0.05)
     assert spent["beside another"] == pytest.approx(20 * 0.25 / 1.25, rel=0.1)
+
+
+@pytest.mark.parametrize("during", ["a piece", "a wait"])
+def test_a_loop_that_is_closed_under_it_starves_nobody(during: str) -> None:
+    pacer = Pacer()
+
+    async def work() -> None:
+        async with pacer.piece("gone", Kind.PREFILL):
+            await asyncio.Event().wait()
+
+    async def begin() -> None:
+        if during == "a wait":
+            pacer.main_arrived("other")
+        held.append(asyncio.ensure_future(work()))
+        await asyncio.sleep(0)
+
+    held: list[asyncio.Task[None]] = []
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(begin())
+    loop.close()
+    pacer.main_first_token("other")
+    pacer.main_done("other")
+
+    async def later() -> None:
+        async with asyncio.timeout(1), pacer.piece("c", Kind.PREFILL) as grant:
+            grant.report(1)
+        pacer.main_arrived("c")
+        pacer.main_first_token("c")
+        pacer.main_done("c")
+        async with asyncio.timeout(1), pacer.piece("c", Kind.PREFILL):
+            pass
+
+    run_virtual(later())
+    for task in held:
+        task._log_destroy_pending = False  # pyright: ignore[reportAttributeAccessIssue]
+        task.get_coro().close()
+
+
+@pytest.mark.parametrize("name", ["idle_piece", "decode_piece", "share", "promoted_share"])
+@pytest.mark.parametrize("value", [0, -0.5])
+def test_a_pacer_that_could_do_nothing_is_refused(name: str, value: float) -> None:
+    with pytest.raises(ConfigurationError, match=rf"Pacer\({name}={value}\): it must be above 0"):
+        Pacer(**cast("dict[str, Any]", {name: value}))

@@ -90,11 +90,17 @@ def test_vllm_that_reports_no_cached_tokens_is_told_the_flag() -> None:
     assert not caps.cached_tokens
 
 
-def test_prefixes_that_are_never_found_switch_warming_off() -> None:
-    server = FakeChat(metrics=METRICS, caches=False)
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+def test_prefixes_that_are_never_found_switch_warming_off(kind: str) -> None:
+    """Neither server says so: a miss is told by leaving the field out, as if it were not reported at all."""
+    server = FakeChat(metrics=METRICS) if kind == "vllm" else sglang()
     b = backend(server)
 
     async def main() -> None:
+        if kind == "vllm":
+            # vLLM tells that it reports with its first hit; SGLang tells in its settings.
+            await b.prefill("before", LONG, Prompt())
+        server.caches = False
         await b.prefill("c", [*LONG, *LONG, *LONG], Prompt())
         sent = len(server.bodies(CHAT))
         assert await b.prefill("d", LONG, Prompt()) == Usage()
@@ -104,6 +110,15 @@ def test_prefixes_that_are_never_found_switch_warming_off() -> None:
     caps = run_virtual(b.caps())
     assert not caps.prefill
     assert "not found in the server's prefix cache" in " ".join(caps.notes)
+
+
+def test_vllm_whose_cache_is_off_from_the_beginning_is_not_only_told_a_flag_that_is_set() -> None:
+    server = FakeChat(metrics=METRICS, caches=False)
+    b = backend(server)
+    run_virtual(b.prefill("c", [*LONG, *LONG], Prompt()))
+    assert "--enable-prompt-tokens-details; if that is set, see that prefix caching is on" in " ".join(
+        run_virtual(b.caps()).notes
+    )
 
 
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])
@@ -312,6 +327,50 @@ def test_common_characters() -> None:
     assert common_chars(["ab", "cd"], ["ab", "ce"]) == 3
     assert common_chars(["ab"], ["abc", "d"]) == 2
     assert common_chars([], ["abc"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("refuses", "sent"),
+    [
+        (
+            {
+                "max_tokens": "Unsupported parameter: 'max_tokens' is not supported with this model. "
+                "Use 'max_completion_tokens' instead."
+            },
+            {"max_completion_tokens": 60},
+        ),
+        ({"temperature": "Unsupported value: 'temperature' does not support 0 with this model."}, {"max_tokens": 60}),
+    ],
+)
+def test_a_model_that_takes_other_parameters_is_asked_in_its_way(refuses: dict[str, str], sent: dict[str, int]) -> None:
+    server = FakeChat(kind="hosted", refuses=refuses, refuse_any_value=True)
+    b = backend(server)
+    for _ in range(2):
+        answer = run_virtual(b.generate("c", QUESTION, Prompt(), max_tokens=60, lookahead=True))
+        assert answer.text == server.answer
+    bodies = server.bodies(CHAT)
+    assert len(bodies) == 3, "it is refused once"
+    assert not set(refuses) & set(bodies[-1])
+    assert sent.items() <= bodies[-1].items()
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+def test_lookahead_comes_after_the_agents_own_priority(kind: str) -> None:
+    server = FakeChat(metrics=METRICS) if kind == "vllm" else sglang(enable_priority_scheduling=True)
+    b = backend(server)
+    run_virtual(b.prefill("c", LONG, Prompt(params={"extra_body": {"priority": 5}})))
+    assert {x["priority"] for x in server.bodies(CHAT)} == {6 if kind == "vllm" else 4}
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+def test_a_piece_that_ends_inside_a_character_does_not_repeat_for_ever(kind: str) -> None:
+    server = FakeChat(metrics=METRICS) if kind == "vllm" else sglang()
+    server.answer, server.needs = "🙂 well", 3
+    answer = run_virtual(backend(server).generate("c", QUESTION, TOOLS, max_tokens=40, lookahead=True))
+    assert answer.text == server.answer
+    server.needs = 100
+    answer = run_virtual(backend(server).generate("c", QUESTION, TOOLS, max_tokens=40, lookahead=True))
+    assert answer.text == ""
 
 
 def test_polarity() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from smoothagent.prompt import Prompt
 
@@ -73,6 +73,19 @@ class Generated:
     usage: Usage
 
 
+@runtime_checkable
+class LoopBound(Protocol):
+    """A backend whose requests may be made on a loop of the agent's."""
+
+    def note_loop(self) -> None:
+        """The agent runs on the loop that is running here. Called by the hooks, never on the lane."""
+        ...
+
+    def needs_this_loop(self) -> bool:
+        """Whether that loop is the one running here."""
+        ...
+
+
 class Backend(Protocol):
     """One model server, shared by many conversations. All coroutines run on the lane's loop.
 
@@ -117,6 +130,10 @@ class Backend(Protocol):
 
     async def promote(self, conversation: str) -> None:
         """Raise the conversation's lookahead work to latency-critical, in place where the server can."""
+        ...
+
+    def settle(self, conversation: str) -> None:
+        """Its work is in a hurry no more: committed, or given up."""
         ...
 
     async def cancel(self, conversation: str) -> None:

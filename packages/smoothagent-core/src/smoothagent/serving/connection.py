@@ -36,6 +36,7 @@ TOO_LONG = re.compile(
     r"exceed_context_size|context[_ ](length|size|window)|maximum context|longer than the model|prompt is too long",
     re.IGNORECASE,
 )
+AGENT_MARKED = re.compile(r"^https://([a-z0-9-]+\.)*githubcopilot\.com(/|$)", re.IGNORECASE)
 MODEL_MISSING = re.compile(r"model.{0,200}(not exist|not found|unknown)|model_not_found", re.IGNORECASE | re.DOTALL)
 
 
@@ -54,9 +55,17 @@ class Connection:
         client: a client to use instead of an own one; bound to the loop it was first used on, never closed here.
         api_key: for the own client.
         timeout: seconds a request may take, and between two events of a stream.
+        headers: sent with every request.
     """
 
-    def __init__(self, base_url: str | None, client: AsyncOpenAI | None, api_key: str, timeout: float) -> None:
+    def __init__(
+        self,
+        base_url: str | None,
+        client: AsyncOpenAI | None,
+        api_key: str,
+        timeout: float,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         if base_url is None and client is None:
             raise ConfigurationError(
                 "OpenAIBackend needs a server: pass base_url='http://host:port/v1' or client=AsyncOpenAI(...)"
@@ -68,9 +77,12 @@ class Connection:
         self.timeout = timeout
         self.close_each = False
         """Send ``Connection: close``: the server drops kept-alive connections."""
+        # copilot-cli#2068: the one API known to tell an agent's own requests from its user's.
+        own = {"X-Initiator": "agent"} if AGENT_MARKED.search(self.base_url) else {}
+        self._headers = {**own, **(headers or {})}
         self._api_key = api_key
         self._given = client
-        self._client: AsyncOpenAI | None = None
+        self._own: dict[asyncio.AbstractEventLoop, AsyncOpenAI] = {}
         self._suspended_until = float("-inf")
         self._strikes = 0
 
@@ -153,19 +165,30 @@ class Connection:
 
     async def aclose(self) -> None:
         """Close the own client; one that was given stays open."""
-        client, self._client = self._client, None
-        if client is not None and self._given is None:
-            await client.close()
+        here = self._own.pop(asyncio.get_running_loop(), None)
+        self._own.clear()
+        if here is not None and self._given is None:
+            await here.close()
+
+    def forget(self) -> None:
+        """Leave open connections alone, as in a forked child."""
+        self._own.clear()
 
     # -- inside ----------------------------------------------------------------------------
 
     def _open(self) -> AsyncOpenAI:
-        if self._client is None:
+        # Connections belong to the loop they were made on; usually there is one, the lane's.
+        loop = asyncio.get_running_loop()
+        client = self._own.get(loop)
+        if client is None:
+            for gone in [known for known in self._own if known.is_closed()]:
+                del self._own[gone]
             if self._given is not None:
-                self._client = self._given.with_options(max_retries=0)
+                client = self._given.with_options(max_retries=0)
             else:
-                self._client = AsyncOpenAI(base_url=self.base_url, api_key=self._api_key, max_retries=0, timeout=None)
-        return self._client
+                client = AsyncOpenAI(base_url=self.base_url, api_key=self._api_key, max_retries=0, timeout=None)
+            self._own[loop] = client
+        return client
 
     def _url(self, path: str, *, shown: bool = False) -> str:
         """Paths with ``~`` in front stand at the server's root, beside ``/v1``."""
@@ -174,7 +197,8 @@ class Connection:
         return self.base_url + path if shown else path
 
     def _options(self) -> Any:
-        return {"headers": {"Connection": "close"}} if self.close_each else {}
+        headers = {**self._headers, **({"Connection": "close"} if self.close_each else {})}
+        return {"headers": headers} if headers else {}
 
     async def _whole(self, method: str, path: str, call: Callable[[], Awaitable[T]], timeout: float | None) -> T:
         what = f"{method} {self._url(path, shown=True)}"
@@ -244,6 +268,10 @@ class Connection:
                 ) from error
             case openai.APIStatusError():
                 raise refusal(what, error.status_code, error.body, error.message) from error
+            case RuntimeError():
+                raise BackendUnreachableError(
+                    f"{what} could not be made ({error}): was the client closed, or its event loop?"
+                ) from error
             case openai.APIError():
                 raise refusal(what, _code(error.body), error.body, error.message) from error
             case _:

@@ -17,12 +17,13 @@ are seen through ``watch``, where the server tells its state.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from smoothagent.errors import BackendError
+from smoothagent.errors import BackendError, ConfigurationError
 from smoothagent.serving.costs import Kind, PieceCosts
 from smoothagent.serving.credit import Credit
 from smoothagent.serving.others import Load, Others, Watch
@@ -76,26 +77,45 @@ class Pacer:
         foreign_patience: float = 10.0,
         watch: Watch | None = None,
     ) -> None:
+        for name, value in {
+            "idle_piece": idle_piece,
+            "decode_piece": decode_piece,
+            "share": share,
+            "promoted_share": promoted_share,
+        }.items():
+            if value <= 0:
+                raise ConfigurationError(f"Pacer({name}={value}): it must be above 0, or nothing would ever be warmed")
         self.idle_piece = idle_piece
         self.decode_piece = decode_piece
         self.share = share
         self.promoted_share = promoted_share
         self.watch = watch
+        self.foreign_patience = foreign_patience
         self.stats = PacerStats()
+        self._costs = PieceCosts()
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all requests and pieces, as in a forked child; what was learnt of the server stays."""
         self._lock = threading.RLock()
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._arrived: Counter[str] = Counter()
         self._decoding: Counter[str] = Counter()
         self._promoted: set[str] = set()
-        self._others = Others(foreign_patience)
-        self._credit = Credit()
-        self._costs = PieceCosts()
-        self._queue: list[Ticket] = []
-        self._waiters: set[asyncio.Future[None]] = set()
-        self._active: Piece | None = None
-        self._reserved = False
         self._paused_at: float | None = None
         self._pauses: deque[float] = deque(maxlen=PAUSES_KEPT)
+        self._move_to(None)
+
+    def _move_to(self, loop: asyncio.AbstractEventLoop | None) -> None:
+        """Pieces are admitted on ``loop`` from now on. What waited on another can be neither woken nor finished."""
+        self._loop = loop
+        self._others = Others(self.foreign_patience)
+        self._credit = Credit()
+        self._queue: list[Ticket] = []
+        self._waiters: set[asyncio.Future[None]] = set()
+        self._granted: Grant | None = None
+        self._active: Piece | None = None
+        self._reserved = False
+        self._paused_at = None
 
     # -- what the agent does ---------------------------------------------------------------
 
@@ -165,8 +185,10 @@ class Pacer:
 
     async def admit(self, ticket: Ticket) -> Grant:
         """Wait until ``ticket`` may run, and take the place; `finish` gives it back."""
-        self._loop = asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
         with self._lock:
+            if loop is not self._loop:
+                self._move_to(loop)
             self._queue.append(ticket)
         try:
             while True:
@@ -177,7 +199,8 @@ class Pacer:
                     await self._sleep(delay)
         finally:
             with self._lock:
-                self._queue.remove(ticket)
+                if ticket in self._queue:
+                    self._queue.remove(ticket)
             self._wake()
 
     def start(self, piece: Piece) -> None:
@@ -188,6 +211,9 @@ class Pacer:
     def finish(self, grant: Grant, seconds: float, *, cut_short: bool) -> None:
         """The piece has ended after ``seconds``: charge it, let the next one in."""
         with self._lock:
+            if grant is not self._granted:
+                return  # of a loop that is gone
+            self._granted = None
             self._accrue()
             self.stats.pieces += 1
             self.stats.preempted += grant.preempted
@@ -304,6 +330,7 @@ class Pacer:
                 grant.paid = self._need(ticket)
                 self._accrue()
                 self._credit.charge(grant.paid)
+            self._granted = grant
             return grant
 
     def _size_beside(self, kind: Kind) -> int:
@@ -356,7 +383,7 @@ class Pacer:
 
     def _on_loop(self, fn: Callable[[], None]) -> None:
         loop = self._loop
-        if loop is None or loop.is_closed():
+        if loop is None:
             return
         try:
             here = asyncio.get_running_loop() is loop
@@ -364,13 +391,16 @@ class Pacer:
             here = False
         if here:
             fn()
-        else:
+            return
+        # A loop that has just been closed has nothing to be told.
+        with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(fn)
 
 
 def _resolve(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
+    with contextlib.suppress(RuntimeError):  # its loop is closed
+        if not future.done():
+            future.set_result(None)
 
 
 def _take(counter: Counter[str], key: str) -> bool:

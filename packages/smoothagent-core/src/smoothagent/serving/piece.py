@@ -102,7 +102,10 @@ class Piece:
     ) -> bool:
         assert self._grant is not None
         assert self._task is not None
-        seconds = asyncio.get_running_loop().time() - self._started
+        try:
+            seconds = asyncio.get_running_loop().time() - self._started
+        except RuntimeError:  # its loop was closed under it: the pacer has moved on, or will
+            return False
         swallow = False
         if self._cut:
             ours = self._task.uncancel() <= self._cancelling

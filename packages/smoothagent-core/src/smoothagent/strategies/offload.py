@@ -70,13 +70,31 @@ class Offload(CutStrategy):
         return [self._offloaded(m) if self._bulky(m) else m for m in covered]
 
     def predict(self, history: Sequence[Message]) -> Prediction | None:
-        """What lies before the cut is final; the tail is worth warming when the commit is next."""
-        assert self.hard is not None
-        # Pending calls will have their outputs by then, and those are the newest.
-        cut = self._cut(history, self.keep - pending(history))
+        """The view of the turn that is planned to commit: what will be offloaded then, and what stays.
+
+        Before growth is known only what the next turn would offload.
+        """
+        outputs = [m for m in history if m.role == "tool"]
+        to_come = pending(history)
+        turns = self._turns_to_go(history)
+        if turns is not None:
+            each = len(outputs) / max(1, self._turns(history))
+            to_come += round(max(0, turns) * each)
+        cut = self._cut(history, self.keep - to_come)
         if not any(self._bulky(m) for m in history[leading_system(history) : cut]):
             return None
-        return Prediction(cut, tail=self.tokens + self.growth.still_to_come(self.tokens) >= self.hard)
+        return Prediction(cut, tail=turns is not None)
+
+    def _turns_to_go(self, history: Sequence[Message]) -> int | None:
+        """Turns whose calls are not known yet, before the planned commit; None where growth is not known."""
+        assert self.hard is not None
+        planned = self.growth.planned_turns(self.hard)
+        # Growth counts from the beginning of the last turn: its own calls are known once it has answered.
+        return None if planned is None else planned - (self._turns(history) - self.growth.turns)
+
+    def _turns(self, history: Sequence[Message]) -> int:
+        known = self.main.strategy_data.get("turns")
+        return int(known) if known is not None else sum(m.role == "assistant" for m in history)
 
     def _cut(self, history: Sequence[Message], keep: int) -> int:
         outputs = [i for i, m in enumerate(history) if m.role == "tool"]

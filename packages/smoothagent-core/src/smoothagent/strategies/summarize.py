@@ -21,6 +21,9 @@ QUESTION = (
 )
 PREFIX = "Summary of the earlier conversation:\n"
 
+_REMEMBERED = 8
+"""Summaries that are remembered: what they cover, and that they are summaries."""
+
 
 class Summarize(CutStrategy):
     """Summarize all but the newest ``keep`` tokens once the context reaches ``hard`` tokens.
@@ -67,6 +70,7 @@ class Summarize(CutStrategy):
         self.max_tokens, self.question, self.prefix = max_tokens, question, prefix
         self.accept_cut_off = accept_cut_off
         self._answers: OrderedDict[str, str] = OrderedDict()
+        self._written: OrderedDict[str, None] = OrderedDict()
         self._prompt = ""
 
     def check(self, prompt: Prompt) -> None:
@@ -109,11 +113,19 @@ class Summarize(CutStrategy):
         kept = latest_user([m for m in covered if not self.is_summary(m)])
         if len(covered) <= len(kept):
             return list(covered)
-        return [Message("user", self.prefix + await self._answer(covered)), *kept]
+        text = self.prefix + await self._answer(covered)
+        self._written[text] = None
+        if len(self._written) > _REMEMBERED:
+            self._written.popitem(last=False)
+        return [Message("user", text), *kept]
 
     def is_summary(self, message: Message) -> bool:
-        """Whether a message is a summary of ours."""
-        return message.role == "user" and isinstance(message.content, str) and message.content.startswith(self.prefix)
+        """Whether a message is a summary that this strategy wrote.
+
+        Not by its prefix: a user may write that too, and a user's latest message must not be lost. A summary from
+        before a restart counts as the user's, which at worst keeps it for longer.
+        """
+        return message.role == "user" and message.text in self._written
 
     def tail_fits(self, tail_tokens: int, view_tokens: int) -> str:
         """``short``, ``ok`` or ``long``: whether a prepared result may be committed (the law, 1)."""
@@ -150,7 +162,7 @@ class Summarize(CutStrategy):
             if not text:
                 raise SummaryRejectedError("the model's summary is empty; the history is kept")
             self._answers[key] = text
-            while len(self._answers) > 8:
+            while len(self._answers) > _REMEMBERED:
                 self._answers.popitem(last=False)
         return self._answers[key]
 

@@ -28,9 +28,6 @@ def completed_turns(history: Sequence[Message]) -> list[int]:
 class _Window(CutStrategy):
     """What both truncations share: dropping all before a turn's start."""
 
-    # The window's start moves with every turn, so waiting would only lose what was warmed.
-    defer = False
-
     def __init__(self, *, keep_latest_user: bool) -> None:
         super().__init__()
         self.keep_latest_user = keep_latest_user
@@ -133,9 +130,9 @@ class KeepRecent(_Window):
         commit_turns: list[int] = []
         if self.at_turns is not None:
             commit_turns.append(max(self.at_turns, count))
-        growth = self.growth
-        if self.hard is not None and growth.per_turn > 0:
-            commit_turns.append(max(count, growth.turns + growth.turns_until(self.hard)))
+        planned = self.growth.planned_turns(self.hard) if self.hard is not None else None
+        if planned is not None:
+            commit_turns.append(max(count, self.growth.turns + planned))
         return min(commit_turns) - self.turns if commit_turns else None
 
 
@@ -152,6 +149,9 @@ class SlidingWindow(_Window):
     Raises:
         ConfigurationError: both or no size, or a stride that leaves nothing.
     """
+
+    # It moves with every turn, so waiting would only lose what was warmed.
+    defer = False
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ from smoothagent.serving import chat
 from smoothagent.serving.backend import Caps, Generated, Stream, Usage, Wire
 from smoothagent.serving.connection import Connection
 from smoothagent.serving.dialects.base import Ask, Options, mapping, rows, whole
-from smoothagent.serving.dialects.textual import Textual, flags, priority_below
+from smoothagent.serving.dialects.textual import Textual, flags, named_priority, priority_below
 from smoothagent.serving.others import Load
 from smoothagent.serving.unpaced import Pacing
 
@@ -158,7 +158,7 @@ class SGLang(Textual):
         elif self._priorities:
             # Sent only where it is on: the server may be told to abort requests that name one in vain.
             default = 0 if self._default_priority is None else self._default_priority
-            out["priority"] = priority_below(default, low_first=self._low_first)
+            out["priority"] = priority_below(named_priority(ask.prompt, default), low_first=self._low_first)
         return out
 
     def suppress_tools(self) -> dict[str, Any]:

@@ -7,16 +7,20 @@ with the conversation's text cut short: each piece finds the one before it in th
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any, ClassVar, cast
 
 from smoothagent.errors import BackendRefusedError, RateLimitedError
+from smoothagent.prompt import Prompt
 from smoothagent.serving import chat
 from smoothagent.serving.backend import Generated, Usage, Wire
 from smoothagent.serving.connection import Connection
 from smoothagent.serving.costs import Kind
 from smoothagent.serving.dialects.base import Ask, Dialect, Options, rows
 from smoothagent.serving.dialects.streamed import Answer, answer_streamed, usage
+from smoothagent.serving.piece import Grant
 from smoothagent.serving.unpaced import Pacing
 
 CHARS_PER_TOKEN = 3.5
@@ -37,6 +41,10 @@ class Textual(Dialect):
         """Fewest tokens of a piece: a block of the prefix cache."""
         self.reply_tokens = 1
         """``max_tokens`` of a prefill: 0 where the server takes it."""
+        self.limit_field = "max_tokens"
+        """What a reply's limit is called: reasoning models of OpenAI's want ``max_completion_tokens``."""
+        self.greedy = {"temperature": 0}
+        """Makes an answer the likeliest one; empty where the model takes no temperature."""
         self.hits = True
         self.reports_cached: bool | None = None
         self._misses = 0
@@ -61,8 +69,15 @@ class Textual(Dialect):
 
     def learn(self, error: BackendRefusedError) -> bool:
         """Whether the request is to be sent again, without what the server has just refused."""
-        if self.reply_tokens == 0 and "max_tokens" in str(error):
+        words = str(error)
+        if "max_completion_tokens" in words and self.limit_field == "max_tokens":
+            self.limit_field = "max_completion_tokens"
+            return True
+        if self.reply_tokens == 0 and re.search(r"max_(completion_|new_)?tokens", words):
             self.reply_tokens = 1
+            return True
+        if self.greedy and "temperature" in words:
+            self.greedy = {}
             return True
         return False
 
@@ -99,8 +114,8 @@ class Textual(Dialect):
                 **chat.fields(ask.prompt, sampling=False),
                 "model": self.model(ask.prompt),
                 "messages": list(messages),
-                "max_tokens": self.reply_tokens,
-                "temperature": 0,
+                self.limit_field: self.reply_tokens,
+                **self.greedy,
                 **self.open_ended(cut=cut),
                 **self.marks(ask),
             }
@@ -112,14 +127,20 @@ class Textual(Dialect):
                 if not self.learn(error):
                     raise
                 continue
-            return usage(answer.get("usage"))
+            return self._with_misses(usage(answer.get("usage")))
+
+    def _with_misses(self, seen: Usage) -> Usage:
+        """Servers that report cached tokens leave the field out where they found none."""
+        if seen.cached_tokens is not None:
+            self.reports_cached = True
+        return replace(seen, cached_tokens=0) if self.reports_cached and seen.cached_tokens is None else seen
 
     def _watch_hits(self, seen: Usage, before: int) -> None:
         """Notice a server that finds nothing again, or does not say what it found."""
         if before < 2 * self.least + 64:
             return
-        self.reports_cached = self.reports_cached or seen.cached_tokens is not None
         if seen.cached_tokens is None:
+            self.reports_cached = False
             return
         self._misses = self._misses + 1 if seen.cached_tokens == 0 else 0
         self.stats.lost += seen.cached_tokens < before // 2
@@ -161,11 +182,11 @@ class Textual(Dialect):
         for name in ("stop", "ignore_eos", "response_format", "json_schema", "logit_bias"):
             fields.pop(name, None)
         return {
-            "temperature": 0,
+            **self.greedy,
             **fields,
             "model": self.model(ask.prompt),
             "messages": list(ask.messages),
-            "max_tokens": max_tokens,
+            self.limit_field: max_tokens,
             "stream_options": {"include_usage": True},
             **(self.suppress_tools() if ask.prompt.tools else {}),
             **(self.marks(ask) if lookahead else {}),
@@ -175,34 +196,46 @@ class Textual(Dialect):
         """The answer as continuations; None where the model reasons first, which cannot be continued."""
         answer = Answer()
         written = prompt = computed = 0
+        least = 1
         while written < max_tokens and not answer.tool_calls:
-            async with pacer.piece(ask.conversation, Kind.DECODE) as grant:
-                body = self._question(ask, min(max_tokens - written, grant.tokens), lookahead=True)
-                if answer.text:
-                    body["messages"] = [*ask.messages, {"role": "assistant", "content": answer.text}]
-                    body |= {"continue_final_message": True, "add_generation_prompt": False}
-                before = answer.begin()
-                try:
-                    async with self.link.stream("/chat/completions", body) as events:
-                        async for event in events:
-                            if answer.take(event):
-                                written += 1
-                                grant.report(1)
-                except RateLimitedError:
-                    raise
-                except BackendRefusedError as error:
-                    if not self.learn(error):
-                        raise
+            before = answer.begin()
+            async with pacer.piece(ask.conversation, Kind.DECODE, least=least) as grant:
+                asked = min(max_tokens - written, grant.tokens)
+                if not await self._continue(ask, answer, asked, grant):
                     continue
                 if answer.events > before and not answer.text and not answer.tool_calls:
                     return None
                 if answer.usage is not None:
                     prompt = prompt or answer.usage.prompt_tokens
                     computed += answer.usage.prompt_tokens - (answer.usage.cached_tokens or 0)
-            if not grant.preempted and answer.finish_reason != "length":
+            new = answer.events - before
+            written += new
+            if grant.preempted:
+                continue
+            if answer.finish_reason != "length" or (not new and asked >= max_tokens - written):
                 break
+            # A piece that ended inside a character brought nothing: the next one must be longer.
+            least = 1 if new else 2 * asked
         answer.usage = Usage(max(prompt, computed), written, max(0, prompt - computed))
         return answer.generated()
+
+    async def _continue(self, ask: Ask, answer: Answer, tokens: int, grant: Grant) -> bool:
+        """Add up to ``tokens`` to the answer; False where the server refused and it is to be asked otherwise."""
+        body = self._question(ask, tokens, lookahead=True)
+        if answer.text:
+            body["messages"] = [*ask.messages, {"role": "assistant", "content": answer.text}]
+            body |= {"continue_final_message": True, "add_generation_prompt": False}
+        try:
+            async with self.link.stream("/chat/completions", body) as events:
+                async for event in events:
+                    grant.report(answer.take(event))
+        except RateLimitedError:
+            raise
+        except BackendRefusedError as error:
+            if not self.learn(error):
+                raise
+            return False
+        return True
 
     def release(self, conversation: str) -> None:
         """Forget what was warmed."""
@@ -266,6 +299,14 @@ def priority_below(default: int, *, low_first: bool) -> int:
     vLLM serves lower numbers first, SGLang higher ones unless ``--schedule-low-priority-values-first``.
     """
     return default + 1 if low_first else default - 1
+
+
+def named_priority(prompt: Prompt, default: int) -> int:
+    """The priority of the agent's own requests: what they name, or the server's default."""
+    extra = prompt.params.get("extra_body")
+    named = cast("Mapping[str, Any]", extra).get("priority") if isinstance(extra, Mapping) else None
+    named = prompt.params.get("priority") if named is None else named
+    return named if isinstance(named, int) else default
 
 
 def flags(info: Mapping[str, Any], *names: str) -> list[bool | None]:

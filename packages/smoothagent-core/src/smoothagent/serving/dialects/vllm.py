@@ -11,7 +11,7 @@ from smoothagent.serving import chat
 from smoothagent.serving.backend import Caps
 from smoothagent.serving.connection import Connection
 from smoothagent.serving.dialects.base import Ask, Options, mapping, rows, whole
-from smoothagent.serving.dialects.textual import Textual, priority_below
+from smoothagent.serving.dialects.textual import Textual, named_priority, priority_below
 from smoothagent.serving.others import Load
 
 DEFAULT_PRIORITY = 0
@@ -71,7 +71,10 @@ class VLLM(Textual):
         """What is known now."""
         notes = dict(self.notes)
         if self.reports_cached is False or (self.reports_cached is None and self.stats.prefills > 1):
-            notes["report"] = "vLLM: cached tokens are not reported. Start with --enable-prompt-tokens-details."
+            notes["report"] = (
+                "vLLM: cached tokens were not reported where there should be some. Start with "
+                "--enable-prompt-tokens-details; if that is set, see that prefix caching is on."
+            )
         return Caps(
             server=self.server,
             prefill=self.options.warm is not False and self.hits,
@@ -91,8 +94,9 @@ class VLLM(Textual):
 
     def marks(self, ask: Ask) -> dict[str, Any]:
         """A priority behind everyone else's, until the server refuses priorities."""
-        del ask
-        return {"priority": priority_below(DEFAULT_PRIORITY, low_first=True)} if self._priorities else {}
+        if not self._priorities:
+            return {}
+        return {"priority": priority_below(named_priority(ask.prompt, DEFAULT_PRIORITY), low_first=True)}
 
     def open_ended(self, *, cut: bool) -> dict[str, Any]:
         """The generation prompt is left away, and a cut message stays open."""

@@ -1,0 +1,148 @@
+"""Hooks that meet one another: from several threads, after closing, with calls that are none of the conversation's."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import httpx2
+import pytest
+from openai import OpenAI
+
+from conversations import PROMPT, runtime_of
+from scripted import HANG, ScriptedBackend
+from smoothagent import Generated, KeepRecent, Offload, OffloadStore, Prompt, Summarize, Usage
+from test_runtime_sync import LIMIT, history, summarizer
+from test_runtime_sync import runtime_of as threaded
+from test_wrap import WHOLE
+from virtual_clock import run_virtual
+
+
+def test_a_boundary_that_comes_while_a_commit_waits_takes_no_message_away() -> None:
+    gate = threading.Event()
+    server = ScriptedBackend(delay=0, pause=lambda kind, n: 0.05 if kind == "synchronous" else None)
+    server.arrived = lambda sent: gate.set()
+    runtime = summarizer(server)
+    sent, got = history(9), list[Any]()
+    agent = threading.Thread(target=lambda: got.append(runtime.on_commit(sent)), daemon=True)
+    agent.start()
+    assert gate.wait(LIMIT)
+    runtime.on_segment_boundary(sent[:-2])  # a tool thread that is late
+    agent.join(LIMIT)
+    assert got[0][-2:] == sent[-2:]
+    assert runtime.last_commit is not None
+    runtime.close()
+
+
+@pytest.mark.parametrize("after", [0.5, 3.0])
+def test_closing_while_a_commit_waits_at_the_ceiling_asks_the_server_nothing_more(after: float) -> None:
+    async def main() -> None:
+        server = ScriptedBackend(delay=0, pause=lambda kind, n: HANG if kind == "generate" else None)
+        runtime = runtime_of(Summarize(900, keep=250, max_tokens=50), server, ceiling=905, wait=10.0)
+        runtime.on_segment_boundary(history(3))
+        await asyncio.sleep(1)
+        loop = asyncio.get_running_loop()
+        loop.call_later(after, runtime.close)
+        sent, began = history(4), loop.time()
+        assert await runtime.aon_commit(sent) == sent
+        assert loop.time() - began == pytest.approx(after)
+        assert not [s for s in server.sent if not s.lookahead]
+        assert server.released
+
+    run_virtual(main())
+
+
+def test_after_closing_a_call_is_a_call_like_any_other() -> None:
+    server = ScriptedBackend(delay=0)
+    runtime = threaded(KeepRecent(2, at_turns=4), server)
+    runtime.on_commit(history(1))
+    delegation = runtime.delegate(prompt=PROMPT, head=[], instruction=lambda t: {"role": "user", "content": t})
+    request, sub = runtime.main_request(), delegation.main_request()
+    runtime.close()
+    delegation.cancel()
+    server.events.clear()
+    for each in (request, sub):
+        with each as call:
+            assert call.extras == {}
+    assert "arrived" not in server.events
+    assert "first" not in server.events
+
+
+@pytest.mark.parametrize(
+    ("warms", "answer"),
+    [
+        (True, Generated("", "stop", False, Usage(50, 0, 0))),
+        (True, Generated("fine", "stop", False, Usage(50, 5, 0))),
+        (False, Generated("fine", "stop", False, Usage(50, 5, 0))),
+    ],
+)
+def test_no_conversation_stays_promoted_once_its_lookahead_is_over(warms: bool, answer: Generated) -> None:
+    async def main() -> None:
+        server = ScriptedBackend(delay=4, warms=warms, generated=lambda n, _: answer)
+        runtime = runtime_of(Summarize(900, keep=250, max_tokens=50), server, ceiling=5000)
+        for turns in range(3, 12):
+            sent = history(turns)
+            await runtime.aon_commit(sent)
+            runtime.on_segment_boundary(sent)
+            await asyncio.sleep(1)
+        assert server.promotions
+        await runtime.aclose()
+        await asyncio.sleep(20)
+        assert not server.hurried
+
+    run_virtual(main())
+
+
+def test_a_call_with_other_messages_is_not_the_conversations() -> None:
+    """A title call through the wrapped client neither goes to its slot nor teaches its counter."""
+    bodies: list[bytes] = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        bodies.append(request.content)
+        return httpx2.Response(200, json={**WHOLE, "usage": {"prompt_tokens": 7, "completion_tokens": 1}})
+
+    server = ScriptedBackend(delay=0)
+    runtime = threaded(Summarize(4000, keep=400, max_tokens=50), server)
+    client = OpenAI(
+        base_url="http://fake/v1", api_key="x", http_client=httpx2.Client(transport=httpx2.MockTransport(answer))
+    )
+    with runtime.wrap(client) as wrapped:
+        view: list[Any] = runtime.on_commit(history(3))
+        before = runtime.events
+        wrapped.chat.completions.create(model="m", messages=[{"role": "user", "content": "a title for this"}])
+        assert b"stream_of" not in bodies[-1]
+        assert server.events[-3:] == ["arrived", "first", "done"]
+        wrapped.chat.completions.create(model="m", messages=view)
+        assert b":main" in bodies[-1]
+        # System text that a framework keeps apart, and what it adds at the end, are its own business.
+        more: list[Any] = [
+            {"role": "system", "content": "kept apart"},
+            *[dict(m) for m in view],
+            {"role": "user", "content": "x"},
+        ]
+        wrapped.chat.completions.create(model="m", messages=more)
+        assert b":main" in bodies[-1]
+        assert runtime.events == before
+    runtime.close()
+
+
+@pytest.mark.parametrize("keep", [0, 250])
+def test_what_is_rewritten_on_every_call_is_never_covered(keep: int) -> None:
+    """A volatile tail: the record still matches the next input, whose tail is another."""
+    server = ScriptedBackend(delay=0)
+    store = OffloadStore("memory://volatile")
+    plain = [{**m, "content": str(m["content"]) * 4} if m["role"] == "tool" else m for m in history(14)]
+    prompt = Prompt(model="m", volatile_tail=1, tools=PROMPT.tools)
+    strategies = [Summarize(3000, keep=keep, max_tokens=50), Offload(3000, keep=0, store=store, min_chars=50)]
+    for strategy in strategies:
+        runtime = threaded(strategy, server, lookahead=False)
+        commits = 0
+        for turns in range(1, 15):
+            sent = [*plain[: 2 + 2 * turns], {"role": "user", "content": f"it is turn {turns}"}]
+            last = runtime.last_commit
+            view = runtime.on_commit(sent, prompt=prompt)
+            assert view[-1] is sent[-1]
+            commits += runtime.last_commit is not last
+        assert 0 < commits < 6, "it does not commit anew on every turn"
+        runtime.close()
