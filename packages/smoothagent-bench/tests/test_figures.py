@@ -72,6 +72,12 @@ def test_no_turn_of_an_episode_is_ordinary_in_either_mode() -> None:
     assert [t.ahead.turn for t in ordinary_twins(Runs([*NONE, *late_sync, *early]))] == [0, 1, 2]
 
 
+def test_a_commit_after_its_trigger_is_counted_as_deferred() -> None:
+    assert strategy_figures([*NONE, *SYNC, *AHEAD])["deferred_commits"] == 1
+    at_once = run("lookahead", [0.5, 0.6, 0.7, 0.9, 0.4], commits={3})
+    assert strategy_figures([*NONE, *SYNC, *at_once])["deferred_commits"] == 0
+
+
 def test_the_control_is_what_nothing_but_noise_does() -> None:
     sync = run("sync", [0.55, 0.6, 0.7, 4.0, 0.5], commits={3})
     twins = figures.control_twins(Runs([*NONE, *sync, *AHEAD]))

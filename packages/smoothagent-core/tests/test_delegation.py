@@ -132,6 +132,21 @@ def test_another_instruction_than_was_fed_is_counted_as_a_misprediction() -> Non
     run_virtual(main())
 
 
+def test_the_warming_is_in_a_hurry_from_the_first_word_of_the_instruction_to_the_hand_over() -> None:
+    async def test(delegation: Delegation[Any], server: ScriptedBackend) -> None:
+        await asyncio.sleep(1)
+        assert not server.hurried
+        delegation.feed("do ")
+        await asyncio.sleep(1)
+        assert server.hurried == {delegation.session}
+        delegation.on_commit("do this")
+        await asyncio.sleep(1)
+        assert not server.hurried
+        assert server.promotions == 1
+
+    delegated(test)
+
+
 def test_committing_twice_swaps_once() -> None:
     async def test(delegation: Delegation[Any], server: ScriptedBackend) -> None:
         await asyncio.sleep(1)

@@ -127,6 +127,45 @@ def test_a_call_with_other_messages_is_not_the_conversations() -> None:
     runtime.close()
 
 
+@pytest.mark.parametrize("reminted", [False, True])
+def test_a_call_that_waits_for_somebody_while_the_agent_goes_on_is_no_trouble(reminted: bool) -> None:
+    """Its result comes long after an offload has passed it, under an id that may be another by then."""
+    store = OffloadStore("memory://waiting")
+    strategy = Offload(3000, keep=1, store=store, min_chars=50)
+    runtime = threaded(strategy, ScriptedBackend(delay=0), lookahead=False)
+    ask = {"name": "ask_a_human", "arguments": "{}"}
+    plain = [{**m, "content": str(m["content"]) * 4} if m["role"] == "tool" else m for m in history(12)]
+    commits = 0
+    for turns in range(2, 13):
+        prefix = str(turns) if reminted else ""
+        waiting: dict[str, Any] = {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": f"{prefix}wait", "type": "function", "function": ask}],
+        }
+        answered = [{"role": "tool", "tool_call_id": f"{prefix}wait", "content": "yes"}] if turns > 9 else []
+        raw = [*plain[:4], waiting, *plain[4 : 2 + 2 * turns], *answered]
+        last = runtime.last_commit
+        view = runtime.on_commit(raw)
+        commits += runtime.last_commit is not last
+        assert len(view) == len(raw)
+        assert [m["role"] for m in view] == [m["role"] for m in raw]
+        runtime.on_segment_boundary(raw)
+    assert commits
+    runtime.close()
+
+
+@pytest.mark.parametrize(("hard", "said"), [(900, True), (3000, False)])
+def test_limits_that_leave_no_room_are_said_once(hard: int, said: bool, caplog: pytest.LogCaptureFixture) -> None:
+    runtime = threaded(Summarize(hard, keep=hard // 2, max_tokens=50), ScriptedBackend(delay=0), lookahead=False)
+    plain = [{**m, "content": str(m["content"]) * 4} if m["role"] == "tool" else m for m in history(14)]
+    for turns in range(1, 15):
+        runtime.on_commit(plain[: 2 + 2 * turns])
+    assert runtime.last_commit is not None
+    assert caplog.text.count("is reached again at once") == said
+    runtime.close()
+
+
 @pytest.mark.parametrize("keep", [0, 250])
 def test_what_is_rewritten_on_every_call_is_never_covered(keep: int) -> None:
     """A volatile tail: the record still matches the next input, whose tail is another."""

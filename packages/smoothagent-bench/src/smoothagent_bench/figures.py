@@ -225,6 +225,7 @@ def strategy_figures(rows: Sequence[Row]) -> dict[str, Any]:
         **_ordinary_figures(ordinary_twins(runs)),
         "control": _ordinary_figures(control_twins(runs)),
         "late_commits": sum(r.late_commits for r in ahead),
+        "deferred_commits": sum(e.first < e.commit.turn for run in runs.each("lookahead") for e in episodes(run)),
         "missed_commits": sum(r.lookahead == "miss" for r in ahead),
         "uncommitted_turns": sum(uncommitted(run) for run in runs.each("lookahead")),
         "mispredictions": sum(r.mispredictions for r in ahead),

@@ -36,7 +36,7 @@ LEGEND = (
     ("ttft", "wait for the first token in ordinary turns, with lookahead over without (median)"),
     ("tbt", "time between tokens in ordinary turns, with lookahead over without (median)"),
     ("warm", "cached share of the first request after a commit (worst commit)"),
-    ("late", "commits that came after the trigger, or not all warm"),
+    ("late", "commits that were made before all of their view was warm"),
 )
 
 

@@ -277,6 +277,13 @@ class Commits(Generic[M]):
         lookahead.apply(Committed(len(self._conversation.view)))
         lookahead.ceiling.committed()
         self.last = report
+        hard, growth = self._strategy.hard, self._conversation.growth.per_turn
+        if hard is not None and report.after_tokens + growth >= hard:
+            lookahead.observer.say_once(
+                "room",
+                f"a transformation left {report.after_tokens} tokens and a turn adds about {growth:.0f}, so the "
+                f"trigger at {hard} is reached again at once: raise it, or let less stay",
+            )
         lookahead.observer.spliced(report, type(self._strategy).__name__, warmed)
 
     def _unchanged(self, event: Event, why: str) -> list[M]:

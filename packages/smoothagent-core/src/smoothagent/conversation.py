@@ -16,7 +16,7 @@ from smoothagent.prompt import Prompt
 from smoothagent.record import CommitRecord, Whole, covered_after, head_after
 from smoothagent.strategy import Commit, LookaheadStrategy
 from smoothagent.tokens import EstimateCounter, TokenCounter
-from smoothagent.turns import pending, safe_cuts
+from smoothagent.turns import last_safe_cut, pending, safe_cuts
 
 M = TypeVar("M")
 log = logging.getLogger("smoothagent")
@@ -149,9 +149,7 @@ class Conversation(Generic[M]):
         natives.learn(view.messages, view.natives)
         head = [natives.of(m) for m in done.head]
         after = [*head, *view.natives[done.covered :]]
-        # Ids may be minted anew with each input, so no call of the recorded head may have its result in the tail.
-        boundary = next((c for c in safe_cuts(view.messages) if c >= done.covered), done.covered)
-        verbatim = [*head, *view.natives[done.covered : boundary]]
+        boundary, verbatim = self._recorded(done, head)
         covered = covered_after(record, self.raw, boundary)
         digest = self._input.digest(covered)
         assert digest is not None, "a commit covers messages of its input"
@@ -174,6 +172,22 @@ class Conversation(Generic[M]):
         self._look()
         self.growth.moved(self.tokens, spliced.assistants)
         return after
+
+    def _recorded(self, done: Commit, head: list[M]) -> tuple[int, list[M]]:
+        """What of a commit is recorded: up to where in the view, and what stands for it.
+
+        Ids may be minted anew with each input, so no call of the recorded head may have its result in the tail.
+        """
+        cuts = safe_cuts(self.view.messages)
+        after = next((c for c in cuts if c >= done.covered), None)
+        if after is not None:
+            return after, [*head, *self.view.natives[done.covered : after]]
+        if len(head) != done.covered:
+            return done.covered, head
+        # A call from before the cut still waits for its result. Messages stand in their places, so the record may
+        # end before it; what was rewritten after it is rewritten again on the next raw input.
+        before = last_safe_cut(cuts, done.covered) or 0
+        return before, head[:before]
 
     def calibrate(self, actual: int) -> None:
         """The server counted ``actual`` prompt tokens for the view."""

@@ -76,6 +76,9 @@ class Delegation(Generic[M]):
     def feed(self, text: str) -> None:
         """The next piece of the instruction's text. Never blocks."""
         self._check()
+        if not self._text and text and self._future is not None and self._backend is not None:
+            # The hand-over is near: what is not warm by the end of the instruction stays cold.
+            self._lane.spawn(self._hurry(self._backend))
         self._text += text
         self._lane.call(self._more)
 
@@ -95,6 +98,8 @@ class Delegation(Generic[M]):
         first, self._committed = not self._committed, True
         if first and self._future is not None:
             self._future.cancel()
+            if self._backend is not None:
+                self._lane.call(self._backend.settle, self.session)
             if self._backend is not None and self._touched:
                 if not instruction.startswith(self._text):
                     self._ledger.add(mispredictions=1)
@@ -165,6 +170,14 @@ class Delegation(Generic[M]):
     def _check(self) -> None:
         if self._closed:
             raise ClosedError("the delegation is over: make a new one with runtime.delegate(...)")
+
+    async def _hurry(self, backend: Backend) -> None:
+        if self._committed or self._closed:
+            return
+        try:
+            await backend.promote(self.session)
+        except Exception as error:  # it only makes it faster
+            log.debug("promoting the warming of a sub-agent failed: %s", error)
 
     def _more(self) -> None:
         if self._wake is not None:

@@ -345,6 +345,73 @@ def test_unpaced_grants_everything_at_once() -> None:
     assert run_virtual(main()) > 10**9
 
 
+def test_where_tool_time_suffices_decoding_is_left_alone() -> None:
+    pacer = Pacer()
+    pieces: list[tuple[float, bool]] = []
+
+    async def work(tokens: int) -> None:
+        done = 0
+        while done < tokens:
+            async with pacer.piece("c", Kind.PREFILL) as grant:
+                pieces.append((asyncio.get_running_loop().time(), grant.beside_decode))
+                n = min(tokens - done, grant.tokens)
+                await asyncio.sleep(0.004 * n)
+                grant.report(n)
+                done += n
+
+    async def turn(tokens: int, decode: float) -> int:
+        """Its work comes while it decodes; returns how many pieces ran beside that."""
+        pacer.main_arrived("c")
+        await asyncio.sleep(0.5)
+        pacer.main_first_token("c")
+        job = asyncio.ensure_future(work(tokens))
+        await asyncio.sleep(decode)
+        beside = sum(b for _, b in pieces)
+        pacer.main_done("c")
+        await asyncio.sleep(2)
+        pacer.main_arrived("c")
+        await asyncio.sleep(0.5)
+        pacer.main_done("c")
+        await job
+        pieces.clear()
+        await asyncio.sleep(1)
+        return beside
+
+    async def main() -> list[int]:
+        return [await turn(200, 3), await turn(200, 3), await turn(2000, 3), await turn(200, 20)]
+
+    first, second, third, long = run_virtual(main())
+    assert first == second == 0, "two seconds of tools are enough for it"
+    assert third == 0, "nobody knows yet that they are not"
+    assert long > 5, "nobody waits for tool time for ever"
+
+
+def test_work_that_tool_time_did_not_finish_goes_on_beside_the_decode() -> None:
+    pacer = Pacer()
+    beside = 0
+
+    async def work() -> None:
+        nonlocal beside
+        while True:
+            async with pacer.piece("c", Kind.PREFILL) as grant:
+                beside += grant.beside_decode
+                await asyncio.sleep(0.004 * grant.tokens)
+                grant.report(grant.tokens)
+            await asyncio.sleep(0.01)  # renders and tokenizes the next step
+
+    async def main() -> None:
+        job = asyncio.ensure_future(work())
+        await asyncio.sleep(1)
+        pacer.main_arrived("c")
+        await asyncio.sleep(0.5)
+        pacer.main_first_token("c")
+        await asyncio.sleep(3)
+        job.cancel()
+
+    run_virtual(main())
+    assert beside > 5
+
+
 def test_pieces_are_short_where_tool_times_are_short() -> None:
     pacer = Pacer()
     sizes: list[int] = []

@@ -63,6 +63,11 @@ class LinearCost:
         return self._fit()[1]
 
     @property
+    def average(self) -> float:
+        """Seconds a token over all pieces, their fixed part included; 0 while nothing is known."""
+        return self._s / self._n if self.known else 0.0
+
+    @property
     def told_apart(self) -> bool:
         """Whether the fixed part could be told from the cost of a token: pieces of different sizes were seen."""
         return self.known and self._variance() >= _ENOUGH * (self._n / self._weight) ** 2
@@ -117,4 +122,6 @@ class PieceCosts:
             return max(beside.per_token - alone, beside.per_token / 4) if beside.known else alone
         if not idle.known:
             return beside.per_token
-        return max(idle.per_token, beside.per_token) if beside.told_apart else idle.per_token
+        # The average: the pieces of tool time are large, so their fixed part is little of it, and noise cannot hide
+        # the cost of a token in that part.
+        return max(idle.average, beside.per_token) if beside.told_apart else idle.average

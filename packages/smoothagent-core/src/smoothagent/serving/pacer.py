@@ -5,7 +5,7 @@
     a main request of this process      a piece may run
     ------------------------------      -----------------------------------------------
     has arrived, no token yet           never; the piece in flight is cancelled at once
-    is decoding                         small, and only as the credit allows
+    is decoding                         small, only as the credit allows, and only if tool time does not suffice
     none (tool time)                    freely, `idle_piece` seconds at a time
 
 Credit bounds what pieces add to the time between tokens. A promoted conversation's work has a larger share, but
@@ -37,6 +37,10 @@ mostly noise, and pieces of one token would never get anything done. The credit 
 MOST_TOKENS = 4096
 PAUSES_KEPT = 8
 """Tool times that are remembered; the shortest of them is what the next one may be."""
+BETWEEN_PIECES = 0.25
+"""Seconds after a piece within which the next one of the same work is to be expected."""
+HOLD = 5.0
+"""Seconds that work waits for tool time, where the last one sufficed, before it runs beside a decode after all."""
 SHARE_OF_PAUSE = 1 / 3
 """Of a tool time, the most that one piece takes: the next main request may arrive in the middle of it."""
 
@@ -115,6 +119,8 @@ class Pacer:
         self._granted: Grant | None = None
         self._active: Piece | None = None
         self._reserved = False
+        self._pressed = False
+        self._worked_at = float("-inf")
         self._paused_at = None
 
     # -- what the agent does ---------------------------------------------------------------
@@ -126,6 +132,8 @@ class Pacer:
             if self._paused_at is not None:
                 self._pauses.append(self._now() - self._paused_at)
                 self._paused_at = None
+            # Work was left over when the tool time ended; between two pieces it may not be queued at the moment.
+            self._pressed = bool(self._queue or self._granted) or self._now() < self._worked_at + BETWEEN_PIECES
             self._arrived[conversation] += 1
         self._on_loop(self._preempt)
 
@@ -189,6 +197,7 @@ class Pacer:
         with self._lock:
             if loop is not self._loop:
                 self._move_to(loop)
+            ticket.since = loop.time()
             self._queue.append(ticket)
         try:
             while True:
@@ -214,6 +223,7 @@ class Pacer:
             if grant is not self._granted:
                 return  # of a loop that is gone
             self._granted = None
+            self._worked_at = self._now()
             self._accrue()
             self.stats.pieces += 1
             self.stats.preempted += grant.preempted
@@ -248,6 +258,10 @@ class Pacer:
         if wait > 0:
             return wait
         if self._beside_decode:
+            held = ticket.since + HOLD - self._now()
+            if held > 0 and not self._pressed and not self._promoted:
+                return held
+            self._pressed = True
             self._accrue()
             return self._credit.wait(self._need(ticket), self._share())
         return 0

@@ -20,12 +20,14 @@ class Ticket:
         kind: what it does.
         least: the fewest tokens that make sense (a block of the server's cache).
         at_rest: it needs the conversation's main slot: never while its main request runs.
+        since: when it was asked for, on the loop's clock.
     """
 
     conversation: str
     kind: Kind
     least: int
     at_rest: bool
+    since: float = 0.0
 
 
 @dataclass(eq=False, slots=True)
