@@ -124,6 +124,10 @@ def test_a_call_with_other_messages_is_not_the_conversations() -> None:
         wrapped.chat.completions.create(model="m", messages=more)
         assert b":main" in bodies[-1]
         assert runtime.events == before
+        # Whatever cannot be compared counts as the conversation's: it loses nothing by that.
+        for strange in (object(), "text", [object()], None):
+            with runtime._request_for(strange) as request:  # pyright: ignore[reportPrivateUsage]
+                assert request.extras
     runtime.close()
 
 

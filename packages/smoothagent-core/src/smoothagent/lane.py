@@ -98,13 +98,17 @@ class ThreadLane:
         if loop is None or thread is None or not loop.is_running():
             return
 
-        def stop() -> None:
-            for task in asyncio.all_tasks(loop):
+        def stop(rounds: int) -> None:
+            tasks = asyncio.all_tasks(loop)
+            if not tasks or not rounds:
+                loop.stop()
+                return
+            # Again and again: one that is cancelled may first wait for something else to end.
+            for task in tasks:
                 task.cancel()
-            # Two rounds: one for the cancellations to arrive, one for what they wake.
-            loop.call_soon(loop.call_soon, loop.stop)
+            loop.call_soon(loop.call_soon, stop, rounds - 1)
 
-        loop.call_soon_threadsafe(stop)
+        loop.call_soon_threadsafe(stop, 5)
         thread.join(_EXIT_SECONDS)
         if not thread.is_alive():
             loop.close()

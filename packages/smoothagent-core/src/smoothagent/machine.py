@@ -232,12 +232,17 @@ def step(state: State, event: Event) -> tuple[State, Commands]:
             raise TypeError(f"unknown event {event!r}")
 
 
-def _boundary(state: State, event: Boundary) -> tuple[State, Commands]:
-    commands: list[Command] = []
+def _fresh(state: State, event: Boundary | CommitPoint) -> tuple[State, list[Command]]:
+    """The state for this history: a bar of another is lifted, a job for another is cancelled."""
     state = _unbarred(state, event.length)
-    if state.job is not None and _stale(state.job, event.at_job, event.prompt, event.length):
-        commands.append(Command(Do.CANCEL, state.job.id, "stale"))
-        state = replace(state, job=None)
+    job = state.job
+    if job is None or not _stale(job, event.at_job, event.prompt, event.length):
+        return state, []
+    return replace(state, job=None), [Command(Do.CANCEL, job.id, "stale")]
+
+
+def _boundary(state: State, event: Boundary) -> tuple[State, Commands]:
+    state, commands = _fresh(state, event)
     job = state.job
     if job is None:
         if event.wants and event.length > state.barred:
@@ -256,11 +261,7 @@ def _boundary(state: State, event: Boundary) -> tuple[State, Commands]:
 
 
 def _commit_point(state: State, event: CommitPoint) -> tuple[State, Commands]:
-    commands: list[Command] = []
-    state = _unbarred(state, event.length)
-    if state.job is not None and _stale(state.job, event.at_job, event.prompt, event.length):
-        commands.append(Command(Do.CANCEL, state.job.id, "stale"))
-        state = replace(state, job=None)
+    state, commands = _fresh(state, event)
     job = state.job
     ready = job is not None and (job.stage is Stage.READY or (job.stage is Stage.WARMING and event.warm))
     if not event.due or event.length <= (state.failed if event.at_ceiling else state.barred):

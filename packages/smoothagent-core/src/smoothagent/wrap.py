@@ -114,15 +114,8 @@ def _whole(answer: Any, request: MainRequest) -> Any:
     return answer
 
 
-def _saw(chunk: Any, request: MainRequest) -> None:
-    if getattr(chunk, "choices", None):
-        request.first_token()
-    if getattr(chunk, "usage", None) is not None:
-        request.usage(chunk.usage)
-
-
-class _Stream:
-    """A stream that tells its request what passes; iteration, closing and attributes are the stream's own.
+class _Told:
+    """A stream that tells its request what passes; closing and attributes are the stream's own.
 
     One that is given up before its first token ends like one that failed: it had none.
     """
@@ -131,11 +124,36 @@ class _Stream:
         self._stream, self._request = stream, request
         self._over = False
 
+    def __del__(self) -> None:
+        # Dropped unread: its request is over all the same, or lookahead would wait for it for ever.
+        self._end(GeneratorExit())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def _saw(self, chunk: Any) -> Any:
+        if getattr(chunk, "choices", None):
+            self._request.first_token()
+        if getattr(chunk, "usage", None) is not None:
+            self._request.usage(chunk.usage)
+        return chunk
+
+    def _end(self, error: BaseException | None = None) -> None:
+        if not self._over:
+            self._over = True
+            self._request.__exit__(type(error) if error is not None else None, error, None)
+
+    def _ended_by(self, error: BaseException) -> None:
+        self._end(None if isinstance(error, (StopIteration, StopAsyncIteration)) else error)
+
+
+class _Stream(_Told):
+    """For a blocking client."""
+
     def __iter__(self) -> Iterator[Any]:
         try:
             for chunk in self._stream:
-                _saw(chunk, self._request)
-                yield chunk
+                yield self._saw(chunk)
         except BaseException as error:
             self._end(error)
             raise
@@ -145,10 +163,9 @@ class _Stream:
         try:
             chunk = next(self._stream)
         except BaseException as error:
-            self._end(None if isinstance(error, (StopIteration, StopAsyncIteration)) else error)
+            self._ended_by(error)
             raise
-        _saw(chunk, self._request)
-        return chunk
+        return self._saw(chunk)
 
     def __enter__(self) -> Self:
         self._stream.__enter__()
@@ -163,31 +180,14 @@ class _Stream:
         self._end(GeneratorExit())
         self._stream.close()
 
-    def __del__(self) -> None:
-        # Dropped unread: its request is over all the same, or lookahead would wait for it for ever.
-        self._end(GeneratorExit())
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def _end(self, error: BaseException | None = None) -> None:
-        if not self._over:
-            self._over = True
-            self._request.__exit__(type(error) if error is not None else None, error, None)
-
-
-class _AsyncStream:
-    """The same for an async stream."""
-
-    def __init__(self, stream: Any, request: MainRequest) -> None:
-        self._stream, self._request = stream, request
-        self._over = False
+class _AsyncStream(_Told):
+    """For an asynchronous one."""
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         try:
             async for chunk in self._stream:
-                _saw(chunk, self._request)
-                yield chunk
+                yield self._saw(chunk)
         except BaseException as error:
             self._end(error)
             raise
@@ -197,10 +197,9 @@ class _AsyncStream:
         try:
             chunk = await self._stream.__anext__()
         except BaseException as error:
-            self._end(None if isinstance(error, (StopIteration, StopAsyncIteration)) else error)
+            self._ended_by(error)
             raise
-        _saw(chunk, self._request)
-        return chunk
+        return self._saw(chunk)
 
     async def __aenter__(self) -> Self:
         await self._stream.__aenter__()
@@ -214,15 +213,3 @@ class _AsyncStream:
         """Close the stream."""
         self._end(GeneratorExit())
         await self._stream.close()
-
-    def __del__(self) -> None:
-        # Dropped unread: its request is over all the same, or lookahead would wait for it for ever.
-        self._end(GeneratorExit())
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def _end(self, error: BaseException | None = None) -> None:
-        if not self._over:
-            self._over = True
-            self._request.__exit__(type(error) if error is not None else None, error, None)

@@ -136,6 +136,33 @@ def test_a_prefill_is_the_exact_prefix_and_comes_in_pieces() -> None:
     assert server.evaluated == len(expected)
 
 
+@pytest.mark.parametrize("can_save", [True, False])
+def test_the_next_lookahead_begins_with_what_it_shares_with_the_view_that_was_committed(can_save: bool) -> None:
+    """Offloads in a row: the next view is the present one but for its newest outputs."""
+    server = FakeLlama(can_save=can_save)
+    b = backend(server)
+    view = [SYSTEM, USER, {"role": "assistant", "content": "I see."}]
+    later = [*view, {"role": "user", "content": "Go on."}]
+
+    async def main() -> None:
+        await b.caps()
+        await main_call(server, b, [SYSTEM, {"role": "user", "content": "the raw history " * 20}])
+        await b.prefill("c", view, PROMPT)
+        b.committed("c")
+        await main_call(server, b, later)
+        before = server.evaluated
+        await b.prefill("c", [*view, {"role": "user", "content": "Another turn."}], PROMPT)
+        whole = len(tokens_of(rendered(server, view, reply=False), special=True))
+        assert (server.evaluated - before < 40) == can_save
+        assert (server.evaluated - before >= whole - 80) == (not can_save)
+        usage = await main_call(server, b, [*later, {"role": "assistant", "content": "All is well."}, USER])
+        assert usage.cached_tokens
+        assert usage.cached_tokens > whole, "main's own slot is as it was"
+
+    run_virtual(main())
+    assert b.stats[0].lost == 0
+
+
 def test_after_a_commit_only_the_newest_message_is_cold() -> None:
     server = FakeLlama()
     b = backend(server)

@@ -88,13 +88,31 @@ class _Errand(Generic[T]):
                     await asyncio.wait({waiting}, timeout=_STOP_WITHIN)
             raise
         finally:
-            if self._task is None and not self._loop.is_running():
-                self._unwanted = True
-                self._work.close()
+            if not self._loop.is_running():
+                self._abandon()
         if waiting.cancelled():
             # Not by us: whoever ends a loop cancels what still runs on it.
             raise _closed() from None
         return waiting.result()
+
+    def _abandon(self) -> None:
+        """The loop has ended, perhaps with the task just begun: nothing of it is left to complain at its end."""
+        task = self._task
+        if task is None:
+            self._unwanted = True
+            self._work.close()
+        elif self._loop.is_closed():
+            if task.done():
+                _ = task.cancelled() or task.exception()
+            else:
+                # A closed loop can neither cancel its tasks nor run them; asyncio would report each as forgotten.
+                task._log_destroy_pending = False  # pyright: ignore[reportAttributeAccessIssue]
+                self._work.close()
+
+    def __del__(self) -> None:
+        # Its loop may have ended before it began.
+        if inspect.getcoroutinestate(self._work) == inspect.CORO_CREATED:
+            self._work.close()
 
     def _start(self) -> None:
         if inspect.getcoroutinestate(self._work) == inspect.CORO_CLOSED:

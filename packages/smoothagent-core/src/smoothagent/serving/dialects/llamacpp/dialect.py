@@ -23,8 +23,11 @@ from smoothagent.serving.dialects.llamacpp.rendering import Rendering, before_me
 from smoothagent.serving.dialects.streamed import answer_streamed
 from smoothagent.serving.others import Load
 from smoothagent.serving.piece import Grant
-from smoothagent.serving.slots import SLOTS_PER_CONVERSATION, SlotTable
+from smoothagent.serving.slots import SLOTS_PER_CONVERSATION, Lease, SlotTable
 from smoothagent.serving.unpaced import Pacing
+
+WORTH_COPYING = 64
+"""Tokens that a copy of main's KV must save: it takes about as long as evaluating a few."""
 
 
 class LlamaCpp(Dialect):
@@ -151,9 +154,28 @@ class LlamaCpp(Dialect):
         partial = partial and len(messages) == len(ask.messages)
         ids = await self._rendering.prefix(Ask(ask.conversation, messages, ask.prompt), partial=partial)
         self._check_window(ids)
+        await self._begin_from_main(ask.conversation, lease, ids, pacer)
         computed = await self._work.feed(ask.conversation, lease.lookahead, ids, pacer)
         self.stats.prefills += 1
         return Usage(prompt_tokens=len(ids), cached_tokens=max(0, len(ids) - computed))
+
+    async def _begin_from_main(self, conversation: str, lease: Lease, ids: list[int], pacer: Pacing) -> None:
+        """Copy main's KV where it holds more of the prefix than the lookahead slot: after a commit the two begin alike.
+
+        Main's content is known since the commit that made its slot main: what was warmed there, which its own
+        requests extend.
+        """
+        while self._can_copy and self._gain(lease, ids) >= WORTH_COPYING:
+            async with pacer.piece(conversation, Kind.COPY, at_rest=True):
+                common = self._holdings.have(lease.main, ids)
+                # A copy that is broken off leaves nothing that could be relied on.
+                self._holdings.put(lease.lookahead, [])
+                held = await self._copy(lease.main, lease.lookahead)
+                self._holdings.guess(lease.lookahead, ids[: min(common, held)])
+                return
+
+    def _gain(self, lease: Lease, ids: list[int]) -> int:
+        return self._holdings.have(lease.main, ids) - self._holdings.have(lease.lookahead, ids)
 
     def _note_loss(self, slot: int) -> None:
         self.stats.lost += 1
