@@ -12,7 +12,7 @@ from openai import OpenAI
 
 from conversations import PROMPT, runtime_of
 from scripted import HANG, ScriptedBackend
-from smoothagent import Generated, KeepRecent, Offload, OffloadStore, Prompt, Summarize, Usage
+from smoothagent import Generated, KeepRecent, LookaheadRuntime, Offload, OffloadStore, Prompt, Summarize, Usage
 from test_runtime_sync import LIMIT, history, summarizer
 from test_runtime_sync import runtime_of as threaded
 from test_wrap import WHOLE
@@ -126,9 +126,32 @@ def test_a_call_with_other_messages_is_not_the_conversations() -> None:
         assert runtime.events == before
         # Whatever cannot be compared counts as the conversation's: it loses nothing by that.
         for strange in (object(), "text", [object()], None):
-            with runtime._request_for(strange) as request:  # pyright: ignore[reportPrivateUsage]
+            with runtime._request_for({"messages": strange}) as request:  # pyright: ignore[reportPrivateUsage]
                 assert request.extras
     runtime.close()
+
+
+def test_tools_are_taken_from_the_calls_unless_the_prompt_names_others(caplog: pytest.LogCaptureFixture) -> None:
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        return httpx2.Response(200, json=WHOLE)
+
+    client = OpenAI(
+        base_url="http://fake/v1", api_key="x", http_client=httpx2.Client(transport=httpx2.MockTransport(answer))
+    )
+    tools: list[Any] = [{"type": "function", "function": {"name": "sed", "parameters": {}}}]
+    silent = LookaheadRuntime[Any](KeepRecent(2, at_turns=4), prompt=Prompt(model="m"))
+    told = LookaheadRuntime[Any](KeepRecent(2, at_turns=4), prompt=Prompt(model="m", tools=[*tools, *tools]))
+    with client:
+        for runtime in (silent, told):
+            wrapped = runtime.wrap(client)
+            for turns in range(1, 4):
+                view = runtime.on_commit(history(turns))
+                wrapped.chat.completions.create(model="m", messages=view, tools=tools)
+            wrapped.chat.completions.create(model="m", messages=[{"role": "user", "content": "a title"}])
+            runtime.close()
+    assert list(silent.prompt.tools) == tools
+    assert list(told.prompt.tools) == [*tools, *tools]
+    assert caplog.text.count("the calls send 1 tools and the runtime was told of 2") == 1
 
 
 @pytest.mark.parametrize("reminted", [False, True])

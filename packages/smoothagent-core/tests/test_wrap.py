@@ -40,8 +40,8 @@ class Host:
     def request_done(self) -> None:
         self.told.append("done")
 
-    def request(self, messages: object = None) -> MainRequest:
-        del messages
+    def request(self, call: object = None) -> MainRequest:
+        del call
         return MainRequest(self)
 
 

@@ -6,7 +6,8 @@ import asyncio
 import concurrent.futures
 import logging
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Generic, TypeVar, cast
 
 from smoothagent.ceiling import Ceiling
@@ -96,6 +97,7 @@ class LookaheadRuntime(Generic[M]):
         self._observer = self._lookahead.observer
         self._closed = False
         self._checked: Prompt | None = None
+        self._tools_learnt = False
         self._probe: concurrent.futures.Future[None] | None = None
         after_fork(self._start_afresh)
 
@@ -150,7 +152,7 @@ class LookaheadRuntime(Generic[M]):
         """An openai client whose ``chat.completions.create`` does what `main_request` does.
 
         A call whose messages do not begin with what the last hook returned is none of the conversation's: it is
-        sent as it is.
+        sent as it is. Tools are taken from the calls where the prompt names none.
         """
         return wrap(client, self._request_for)
 
@@ -234,10 +236,29 @@ class LookaheadRuntime(Generic[M]):
 
     # ---- inside --------------------------------------------------------------------------------
 
-    def _request_for(self, messages: Any) -> MainRequest:
+    def _request_for(self, call: Mapping[str, Any]) -> MainRequest:
         with self._lookahead.lock:
-            ours = self._conversation.is_sent_by(messages)
+            ours = self._conversation.is_sent_by(call.get("messages"))
+            if ours:
+                self._learn_tools(call.get("tools"))
         return MainRequest(self if ours else Aside(self.backend, self.session))
+
+    def _learn_tools(self, tools: object) -> None:
+        """Tools are part of every prompt: what the calls send is what has to be warmed."""
+        if not isinstance(tools, (list, tuple)):
+            return
+        sent, prompt = list(cast("Sequence[Mapping[str, Any]]", tools)), self._conversation.prompt
+        if sent == list(prompt.tools):
+            return
+        if prompt.tools and not self._tools_learnt:
+            self._observer.say_once(
+                "tools",
+                f"the calls send {len(sent)} tools and the runtime was told of {len(prompt.tools)}, or in another "
+                "order or form: what is warmed will not be found. Pass Prompt(tools=…) as sent, or leave them out",
+            )
+            return
+        self._tools_learnt = True
+        self._conversation.prompt = replace(prompt, tools=sent)
 
     def _committing(self, messages: Sequence[M], prompt: Prompt | None) -> Procedure[list[M]]:
         return self._commits.procedure(messages, lambda: self._follow(messages, prompt))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from typing import Any, Self, TypeVar, cast
 
 from smoothagent.request import MainRequest
@@ -13,8 +13,8 @@ C = TypeVar("C")
 _PATH = ("chat", "completions")
 
 
-RequestFor = Callable[[Any], MainRequest]
-"""The request that a call with these messages is."""
+RequestFor = Callable[[Mapping[str, Any]], MainRequest]
+"""The request that a call with these keyword arguments is."""
 
 
 def wrap(client: C, request_for: RequestFor) -> C:
@@ -64,12 +64,12 @@ class _Proxy:
 
 def _create(create: Callable[..., Any], request_for: RequestFor) -> Callable[..., Any]:
     async def acreate(*args: Any, **kwargs: Any) -> Any:
-        request = request_for(kwargs.get("messages"))
+        request = request_for(kwargs)
         await request.__aenter__()
         return await _finished(lambda: create(*args, **merged(kwargs, request.extras)), request, kwargs)
 
     def screate(*args: Any, **kwargs: Any) -> Any:
-        request = request_for(kwargs.get("messages"))
+        request = request_for(kwargs)
         request.__enter__()
         try:
             answer = create(*args, **merged(kwargs, request.extras))
