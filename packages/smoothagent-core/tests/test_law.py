@@ -381,6 +381,18 @@ def test_a_steady_conversation_hits_every_time(kit: Kit, output: int, hand: Hand
     assert conversation.runtime.ledger.snapshot().mispredictions <= 2
 
 
+@pytest.mark.parametrize("parallel", [1, 2])
+@pytest.mark.parametrize("hand", HANDS)
+def test_a_window_that_is_cold_at_its_turn_is_committed_there(hand: Hand, parallel: int) -> None:
+    """It moves on with every turn, so it would be as cold a turn later."""
+    server = backend(delay=0.1, pause=lambda kind, n: HANG)
+    conversation = converse(steady(20, parallel=parallel), KeepRecent(3, at_turns=6), backend=server, hand=hand)
+    commits = [s for s in conversation.steps if s.report is not None]
+    assert [s.turn for s in commits] == [6, 9, 12, 15, 18]
+    assert all(s.report is not None and s.report.kind == "late" for s in commits)
+    assert all(s.seconds == 0 for s in commits)
+
+
 @pytest.mark.parametrize("overshoot", range(0, 400, 50))
 def test_offload_is_warmed_as_it_grows_and_never_again_before_its_commit(overshoot: int) -> None:
     """The planned turn is known early, so each turn warms what it brought; and where the trigger is reached a turn

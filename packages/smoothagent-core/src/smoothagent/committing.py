@@ -12,7 +12,7 @@ from smoothagent.errors import SmoothAgentError
 from smoothagent.job import LookaheadJob, Natives
 from smoothagent.lookahead import Lookahead
 from smoothagent.machine import Command, CommitPoint, Committed, Do, Event, SynchronousFailed
-from smoothagent.message import Message, leading_system, shared
+from smoothagent.message import Message, shared
 from smoothagent.model import LaneModel
 from smoothagent.record import CommitReport
 from smoothagent.state import LookaheadState
@@ -25,6 +25,10 @@ log = logging.getLogger("smoothagent")
 _COLD = 16
 """Tokens that may be cold at a commit in any case; and
 a twelfth of the new view, if that is more: prefilling that little costs less than another turn on the old one."""
+
+
+_MUCH_LESS = 0.6
+"""What may be cold a turn later, over what is cold now, for the turn to be worth waiting."""
 
 
 class _Inline(NamedTuple):
@@ -178,11 +182,11 @@ class Commits(Generic[M]):
         return fits, warm, not warm and (not exact or self._waiting_pays(job.warmed, done))
 
     def _waiting_pays(self, warmed: Sequence[Message], done: Commit) -> bool:
-        """Whether the next turn's commit could find more of its view warm than this one.
+        """Whether the next turn's commit could leave much less cold than this one, the coming turn included.
 
-        So it is where what is warm was meant for the next turn, and where all that is warm will still
-        be in the next turn's view and there is more of that to come. A cut that moves on with every turn
-        overtakes its warmth instead: then this is the best moment there will be.
+        So it is where what is warm was meant for the next turn, and where most of what is cold now will still be in
+        the next turn's view, to be warmed by then. A cut that moves on with every turn overtakes its warmth
+        instead: then this is the best moment there will be.
         """
         messages = self._conversation.settled_view
         now = [*done.head, *messages[done.covered :]]
@@ -192,9 +196,13 @@ class Commits(Generic[M]):
             _discard(work)
             return False
         later = twin.warmable(messages)
-        fits_now, fits_later = shared(warmed, now), shared(warmed, later)
-        stays = shared(now, later) > max(fits_now, leading_system(now))
-        return fits_later > fits_now or (fits_later == fits_now and stays)
+        warm_by_then = max(shared(warmed, later), shared(now, later))
+        conversation = self._conversation
+        # The results that have just come are cold either way.
+        fresh = len(messages) - min(len(messages), conversation.settled())
+        cold_now = conversation.count(now[shared(warmed, now) : len(now) - fresh])
+        cold_by_then = conversation.count(later[warm_by_then : len(later) - fresh]) + conversation.growth.per_turn
+        return cold_by_then <= _MUCH_LESS * cold_now
 
     # ---- doing ---------------------------------------------------------------------------------
 

@@ -128,11 +128,13 @@ class KeepRecent(_Window):
 
     def _target(self, count: int) -> int | None:
         commit_turns: list[int] = []
+        # Asked between a request and its answer, the next commit is a turn later: that turn is not completed yet.
+        coming = count + (self.growth.turns == count)
         if self.at_turns is not None:
-            commit_turns.append(max(self.at_turns, count))
+            commit_turns.append(max(self.at_turns, coming))
         planned = self.growth.planned_turns(self.hard) if self.hard is not None else None
         if planned is not None:
-            commit_turns.append(max(count, self.growth.turns + planned))
+            commit_turns.append(max(coming, self.growth.turns + planned))
         return min(commit_turns) - self.turns if commit_turns else None
 
 
