@@ -27,7 +27,7 @@ WINDOW = 8192
 """Tokens of context a slot: SmolLM2's own window."""
 
 SLOTS = 3
-"""Slots a conversation: main, summary and lookahead stream (ARCHITECTURE.md, "When lookahead work may run")."""
+"""Slots a conversation: main, summary and lookahead stream (docs/serving.md, "Pacing")."""
 
 STEP_TOKENS = 64
 """Tokens llama.cpp computes in one step; a larger step stalls the decodes that share it for seconds."""

@@ -1,4 +1,4 @@
-"""From rows to the figures that ARCHITECTURE.md defines ("How speed is told"). Pure: no clock, no I/O.
+"""From rows to the figures that docs/benchmark.md explains ("What the figures mean"). Pure: no clock, no I/O.
 
 A *transform turn* is the slowest turn from reaching the trigger to the commit, so that a lookahead that is
 late cannot hide in the turns before. ``ord`` is what that turn costs without any transformation: the same turn

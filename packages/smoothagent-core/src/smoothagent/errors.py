@@ -14,7 +14,7 @@
     │   │   ├── RateLimitedError               429; carries ``retry_after`` (seconds or None)
     │   │   └── PromptTooLongError             the prompt exceeds the server's window
     │   └── BackendProtocolError               the answer is not what the API promises
-    ├── SummaryRejectedError                   empty, cut-off or tool-call-only model answer
+    ├── SummaryRejectedError                   empty, cut-off or tool-calling model answer
     └── ClosedError (also RuntimeError)        used after ``close``
 
 A message says what was wrong, with which value, and what to do about it.

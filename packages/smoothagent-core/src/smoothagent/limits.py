@@ -1,4 +1,4 @@
-"""The three limits, and how they follow what is measured (ARCHITECTURE.md, the law, 3)."""
+"""The three limits, and how they follow what is measured (docs/programming-model.md, "When it commits")."""
 
 from __future__ import annotations
 

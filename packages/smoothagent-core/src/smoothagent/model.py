@@ -55,7 +55,7 @@ class LaneModel:
     async def generate(self, messages: Sequence[Message], *, max_tokens: int, accept_cut_off: bool = False) -> str:
         """The text of the model's answer.
 
-        Raises SummaryRejectedError for an empty, cut-off or tool-call-only answer, BackendError
+        Raises SummaryRejectedError for an answer that is empty, cut off, or calls tools, BackendError
         where the server fails.
         """
         host = self._host

@@ -27,7 +27,7 @@ class Model(Protocol):
     async def generate(self, messages: Sequence[Message], *, max_tokens: int, accept_cut_off: bool = False) -> str:
         """The text of the model's answer to ``messages``.
 
-        Raises SummaryRejectedError for an empty, cut-off or tool-call-only answer,
+        Raises SummaryRejectedError for an answer that is empty, cut off, or calls tools,
         BackendError where the server fails.
         """
         ...

@@ -14,7 +14,7 @@ Wire = Mapping[str, Any]
 
 
 class Stream(StrEnum):
-    """The three token streams of a conversation (ARCHITECTURE.md, "When lookahead work may run")."""
+    """The three token streams of a conversation (docs/serving.md, "Pacing")."""
 
     MAIN = "main"
     SUMMARY = "summary"

@@ -11,7 +11,7 @@
 Credit bounds what pieces add to the time between tokens. A promoted conversation's work has a larger share, but
 only of its own request's time: beside anybody else's it is as careful as before. Requests of other processes
 are seen through ``watch``, where the server tells its state.
-(ARCHITECTURE.md, "When lookahead work may run, where the server has no classes".)
+(docs/serving.md, "Pacing".)
 """
 
 from __future__ import annotations
