@@ -109,6 +109,8 @@ class KeepRecent(_Window):
         if at_tokens is not None and at_tokens <= 0:
             raise ConfigurationError(f"KeepRecent(at_tokens={at_tokens}): it must be positive")
         self.turns, self.at_turns, self.hard = turns, at_turns, at_tokens
+        # By turns the commit's turn is known exactly: what is cold then would be as cold a turn later.
+        self.defer = at_turns is None
 
     def should_commit(self) -> bool:
         """Whether either trigger is reached and something can be dropped."""
