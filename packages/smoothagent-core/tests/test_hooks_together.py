@@ -131,6 +131,27 @@ def test_a_call_with_other_messages_is_not_the_conversations() -> None:
     runtime.close()
 
 
+@pytest.mark.parametrize("rewritten", [True, False])
+def test_a_harness_that_sends_something_else_than_it_was_given_is_told(
+    rewritten: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        return httpx2.Response(200, json=WHOLE)
+
+    client = OpenAI(
+        base_url="http://fake/v1", api_key="x", http_client=httpx2.Client(transport=httpx2.MockTransport(answer))
+    )
+    runtime = threaded(KeepRecent(2, at_turns=40))
+    with runtime.wrap(client) as wrapped:
+        for turns in range(1, 9):
+            view: list[Any] = runtime.on_commit(history(turns))
+            wrapped.chat.completions.create(model="m", messages=[{"role": "user", "content": "a title"}])
+            sent: list[Any] = [view[0], {"role": "user", "content": "put in between"}, *view[1:]] if rewritten else view
+            wrapped.chat.completions.create(model="m", messages=sent)
+    runtime.close()
+    assert caplog.text.count("did not begin with the messages that on_commit returned") == rewritten
+
+
 def test_tools_are_taken_from_the_calls_unless_the_prompt_names_others(caplog: pytest.LogCaptureFixture) -> None:
     def answer(request: httpx2.Request) -> httpx2.Response:
         return httpx2.Response(200, json=WHOLE)

@@ -23,10 +23,8 @@ M = TypeVar("M")
 log = logging.getLogger("smoothagent")
 
 _COLD = 16
-"""Tokens that may be cold at a commit in any case; and
-a twelfth of the new view, if that is more: prefilling that little costs less than another turn on the old one."""
-
-
+"""Tokens that may be cold at a commit in any case, or a twelfth of the new view, if that is more: prefilling that
+little costs less than another turn on the old one."""
 _MUCH_LESS = 0.6
 """What may be cold a turn later, over what is cold now, for the turn to be worth waiting."""
 

@@ -124,9 +124,9 @@ class CommitPoint(Event):
         defer: the strategy lets a commit wait for a lookahead in flight.
         at_ceiling: the uncommitted request would reach the ceiling.
         waited: a bounded wait has just ended.
-        exact: the result is computed anew at the commit: only its warmth may be stale or late, and
-        pays: waiting a turn would leave less of it cold.
+        exact: the result is computed anew at the commit: only its warmth may be stale or late.
         warm: what is still cold of the prepared prefix is not worth waiting for.
+        pays: waiting a turn would leave much less of an exact result cold.
     """
 
     length: int

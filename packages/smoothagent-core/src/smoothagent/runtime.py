@@ -35,6 +35,9 @@ M = TypeVar("M")
 C = TypeVar("C")
 log = logging.getLogger("smoothagent")
 
+_STRANGE = 3
+"""Calls in a row with other messages than the conversation's that are more than a title or a classification."""
+
 
 class LookaheadRuntime(Generic[M]):
     """Lookahead for one conversation.
@@ -98,6 +101,7 @@ class LookaheadRuntime(Generic[M]):
         self._closed = False
         self._checked: Prompt | None = None
         self._tools_learnt = False
+        self._asides = 0
         self._probe: concurrent.futures.Future[None] | None = None
         after_fork(self._start_afresh)
 
@@ -239,8 +243,16 @@ class LookaheadRuntime(Generic[M]):
     def _request_for(self, call: Mapping[str, Any]) -> MainRequest:
         with self._lookahead.lock:
             ours = self._conversation.is_sent_by(call.get("messages"))
+            self._asides = 0 if ours else self._asides + 1
             if ours:
                 self._learn_tools(call.get("tools"))
+            elif self._asides == _STRANGE:
+                self._observer.say_once(
+                    "aside",
+                    f"{_STRANGE} calls in a row through the wrapped client did not begin with the messages that "
+                    "on_commit returned, so they are not taken for this conversation's and find nothing warm. Send "
+                    "what it returns unchanged; more may stand after it, and system text before it",
+                )
         return MainRequest(self if ours else Aside(self.backend, self.session))
 
     def _learn_tools(self, tools: object) -> None:
