@@ -108,7 +108,7 @@ class ThreadLane:
                 task.cancel()
             loop.call_soon(loop.call_soon, stop, rounds - 1)
 
-        loop.call_soon_threadsafe(stop, 5)
+        loop.call_soon_threadsafe(stop, 50)
         thread.join(_EXIT_SECONDS)
         if not thread.is_alive():
             loop.close()
