@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from examples import examples
 from fake_tokens import fake_tokens
 from smoothagent import ConfigurationError, Isolate, Message
 from smoothagent_bench import tool
@@ -99,7 +100,7 @@ def test_a_sub_agent_has_the_papers_sizes(workspace: tuple[Path, list[str]]) -> 
     assert script(workspace, profile, "summarize").sub_agent is None
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(wanted=st.lists(st.integers(8, 400), min_size=1, max_size=40), seed=st.text(max_size=4))
 def test_reads_make_up_for_each_other(workspace: tuple[Path, list[str]], wanted: list[int], seed: str) -> None:
     reader = Reader(*workspace, fake_tokens().text, seed)

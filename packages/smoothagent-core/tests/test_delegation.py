@@ -8,10 +8,11 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from conversations import runtime_of
+from examples import examples
 from scripted import WHO, ScriptedBackend, tokens_of
 from smoothagent import (
     BackendUnreachableError,
@@ -71,7 +72,7 @@ def test_the_head_is_warmed_at_once_and_the_instruction_as_it_streams() -> None:
 
 
 @given(st.lists(st.text(max_size=8), max_size=6), st.sampled_from([0.0, 0.05, 1.0]))
-@settings(max_examples=30)
+@examples(30)
 def test_every_prefill_is_a_prefix_of_the_request_but_for_the_growing_message(texts: list[str], pause: float) -> None:
     async def test(delegation: Delegation[Any], server: ScriptedBackend) -> None:
         for text in texts:
@@ -89,7 +90,7 @@ def test_every_prefill_is_a_prefix_of_the_request_but_for_the_growing_message(te
 
 
 @given(st.text(max_size=30), st.integers(1, 5))
-@settings(max_examples=30)
+@examples(30)
 def test_partial_tool_call_json_gives_the_same_instruction(text: str, size: int) -> None:
     arguments = json.dumps({"agent": "reader", "task": text, "depth": 2})
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import oracle
@@ -30,6 +30,7 @@ from conversations import (
     wire_of,
     wires_of,
 )
+from examples import examples
 from listing import FORMS, Llm, aagent, execute_tool
 from scripted import CharCounter, ScriptedBackend
 from smoothagent import (
@@ -144,7 +145,7 @@ def test_listing_2_with_our_strategies(form: Form, strategy: LookaheadStrategy) 
     delay=st.sampled_from([0.0, 0.5, 30.0]),
     form=st.sampled_from(FORMS),
 )
-@settings(max_examples=30)
+@examples(30)
 def test_a_strategy_in_the_papers_methods_is_extended_inline(
     make: type[Shorten], plan: Plan, hand: Hand, delay: float, form: Form
 ) -> None:

@@ -7,11 +7,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import oracle
 from conversations import Plan, dressed, plans, steady
+from examples import examples
 from scripted import CharCounter
 from smoothagent import (
     READ_OFFLOADED_TOOL,
@@ -117,7 +118,7 @@ HISTORIES = st.builds(_history, plans(max_turns=8), st.booleans())
 
 @strategies(CUTTING)
 @given(history=HISTORIES)
-@settings(max_examples=30)
+@examples(30)
 def test_a_cut_keeps_the_system_messages_and_splits_no_pair(
     make: Callable[[], CutStrategy], history: list[Message]
 ) -> None:
@@ -131,7 +132,7 @@ def test_a_cut_keeps_the_system_messages_and_splits_no_pair(
 
 @strategies(DROPPING)
 @given(history=HISTORIES)
-@settings(max_examples=40)
+@examples(40)
 def test_the_latest_user_message_of_what_is_dropped_stays(
     make: Callable[[], CutStrategy], history: list[Message]
 ) -> None:
@@ -151,7 +152,7 @@ def test_the_latest_user_message_of_what_is_dropped_stays(
 
 @strategies(CUTTING)
 @given(history=HISTORIES, later=HISTORIES)
-@settings(max_examples=15)
+@examples(15)
 def test_a_rewrite_depends_on_nothing_after_the_cut(
     make: Callable[[], CutStrategy], history: list[Message], later: list[Message]
 ) -> None:
@@ -169,7 +170,7 @@ def test_a_rewrite_depends_on_nothing_after_the_cut(
 
 @strategies(MODEL_FREE)
 @given(history=HISTORIES, segments=st.lists(st.integers(1, 5), max_size=6))
-@settings(max_examples=40)
+@examples(40)
 def test_every_way_of_cutting_the_past_into_segments_gives_the_same_commit(
     make: Callable[[], CutStrategy], history: list[Message], segments: list[int]
 ) -> None:
@@ -223,7 +224,7 @@ def test_a_copy_for_the_lane_shares_nothing_that_changes(make: Callable[[], CutS
 
 
 @given(history=HISTORIES, keep=st.integers(0, 4))
-@settings(max_examples=40)
+@examples(40)
 def test_offload_counts_outputs_as_the_built_ins_do(history: list[Message], keep: int) -> None:
     """The newest n outputs stay, whatever turn they are in; all others that are bulky go."""
     strategy = offload(1, keep)
@@ -298,7 +299,7 @@ def test_a_reference_is_made_only_after_the_write() -> None:
 
 
 @given(history=HISTORIES, turns=st.integers(1, 5))
-@settings(max_examples=40)
+@examples(40)
 def test_keep_recent_keeps_k_completed_turns_and_what_has_begun(history: list[Message], turns: int) -> None:
     strategy = KeepRecent(turns, at_turns=turns + 1)
     look(strategy, history)
@@ -321,7 +322,7 @@ def test_the_latest_user_message_may_go_where_a_drop_in_says_so() -> None:
 
 
 @given(history=HISTORIES, size=st.integers(100, 1500), stride=st.integers(0, 99))
-@settings(max_examples=40)
+@examples(40)
 def test_a_token_window_fits_or_keeps_only_the_newest_turn(history: list[Message], size: int, stride: int) -> None:
     strategy = SlidingWindow(tokens=size, stride=stride)
     look(strategy, history)
@@ -337,7 +338,7 @@ def test_a_token_window_fits_or_keeps_only_the_newest_turn(history: list[Message
 
 
 @given(history=HISTORIES, size=st.integers(2, 5), stride=st.integers(1, 5))
-@settings(max_examples=40)
+@examples(40)
 def test_a_stride_moves_less_often(history: list[Message], size: int, stride: int) -> None:
     if stride > size:
         return
@@ -356,7 +357,7 @@ def test_a_stride_moves_less_often(history: list[Message], size: int, stride: in
 
 
 @given(history=HISTORIES)
-@settings(max_examples=40)
+@examples(40)
 def test_a_summary_stands_before_the_latest_user_message_and_the_tail(history: list[Message]) -> None:
     """claude-code#94197: stable material first."""
     strategy = Summarize(600, keep=150, max_tokens=50)
@@ -416,7 +417,7 @@ def test_a_summary_leaves_between_keep_and_twice_keep_and_a_view_below_hard(tail
 
 
 @given(history=HISTORIES)
-@settings(max_examples=40)
+@examples(40)
 def test_a_synchronous_summary_brings_the_context_below_its_trigger_where_it_can(history: list[Message]) -> None:
     """codex#13279: or it would be written again on the next turn."""
     strategy = Summarize(600, keep=150, max_tokens=50)
@@ -434,7 +435,7 @@ def test_a_synchronous_summary_brings_the_context_below_its_trigger_where_it_can
 
 
 @given(history=HISTORIES)
-@settings(max_examples=40)
+@examples(40)
 def test_a_pipeline_composes_its_stages_each_over_its_own_cut(history: list[Message]) -> None:
     first, last = offload(400, keep=1), KeepRecent(3, at_turns=5)
     pipeline = Pipeline(offload(400, keep=1), KeepRecent(3, at_turns=5))

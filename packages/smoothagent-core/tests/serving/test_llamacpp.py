@@ -8,9 +8,10 @@ import logging
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from examples import examples
 from serving.fake_llama import FakeLlama, text_of, tokens_of
 from smoothagent.errors import BackendProtocolError, ConfigurationError, PromptTooLongError
 from smoothagent.prompt import Prompt
@@ -331,7 +332,7 @@ def test_a_cut_off_summary_says_so_and_a_tool_call_is_one() -> None:
     run_virtual(main())
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(gaps=st.lists(st.floats(0.02, 1.5), max_size=8), answer=st.text("ab 🎉é", max_size=40))
 def test_arrivals_at_any_time_never_change_what_a_summary_says(gaps: list[float], answer: str) -> None:
     server = FakeLlama(answer=answer)

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from examples import examples
 from smoothagent.errors import BackendUnreachableError, ConfigurationError
 from smoothagent.serving.costs import Kind
 from smoothagent.serving.others import Load
@@ -73,7 +74,7 @@ seconds = st.floats(0.001, 3.0)
 turns = st.lists(st.builds(Turn, seconds, seconds, seconds, st.booleans()), max_size=8)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     agents=st.lists(turns, min_size=1, max_size=3),
     works=st.lists(st.integers(1, 600), min_size=1, max_size=3),
@@ -98,7 +99,7 @@ def test_no_piece_between_arrival_and_first_token_and_all_work_gets_done(
     assert all(a[1] <= b[0] + 1e-9 for a, b in itertools.pairwise(ordered)), "one piece at a time"
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     decode=st.floats(0.5, 20.0),
     per_token=st.floats(0.0005, 0.006),
