@@ -124,16 +124,21 @@ def test_warm_hit_ratio_is_of_the_coldest_commit_and_never_above_one() -> None:
     rows = [
         row("lookahead", 1, 1.0, commit=True, cached_tokens=95, known_tokens=100),
         row("lookahead", 2, 1.0, commit=True, cached_tokens=120, known_tokens=100),
-        row("lookahead", 3, 1.0, commit=True, cached_tokens=None, known_tokens=100),
         row("lookahead", 4, 1.0, cached_tokens=1, known_tokens=100),
+        row("lookahead", 3, 1.0, commit=True, cached_tokens=None, known_tokens=100),
     ]
-    assert figures.warm_hit_ratio_min(rows) == 0.95
+    assert figures.warm_hit_ratio_min(rows[:3]) == 0.95
     assert figures.warm_hit_ratio_min(rows[1:2]) == 1.0
-    assert figures.warm_hit_ratio_min(rows[2:]) is None
+    # SGLang and older vLLM leave the field out where they found nothing: the coldest commit of all.
+    assert figures.warm_hit_ratio_min(rows) == 0.0
+    assert figures.warm_hit_ratio_min(rows[3:]) is None, "a server that never tells"
 
 
 def test_a_server_that_does_not_tell_cached_tokens_has_no_prefilled_tokens() -> None:
-    assert figures.prefilled_tokens([row("none", 0, 1.0, cached_tokens=None)]) is None
+    silent = row("none", 0, 1.0, cached_tokens=None)
+    assert figures.prefilled_tokens([silent]) is None
+    told = row("none", 1, 1.0, cached_tokens=0)
+    assert figures.prefilled_tokens([silent, told]) == silent.prompt_tokens + told.prompt_tokens
 
 
 def test_a_run_that_ends_before_its_commit_is_counted() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bench_rows import row, run
 from smoothagent import ConfigurationError, StoreUnavailableError
-from smoothagent_bench.record import Group, ResultsFile, Row, by_run, check_settings
+from smoothagent_bench.record import Group, ResultsFile, Row, by_run, check_own, check_settings
 
 
 def test_rows_survive_the_file(tmp_path: Path) -> None:
@@ -86,3 +86,24 @@ def test_encoding_keeps_microseconds(turn: int, seconds: float, cached: int | No
 def test_fields_of_a_later_version_are_ignored() -> None:
     line = json.dumps({**json.loads(row("none", 0, 1.0).encode()), "later": 1})
     assert Row.decode(line) == row("none", 0, 1.0)
+
+
+def test_what_broke_is_counted_and_forgotten_with_the_rest(tmp_path: Path) -> None:
+    results = ResultsFile(tmp_path)
+    assert results.broken() == {}
+    for mode in ("lookahead", "lookahead", "sync"):
+        results.note_broken(Group("summarize", 0, mode), "the server died")
+    assert results.broken() == {"summarize": {"lookahead": 2, "sync": 1}}
+    results.clear()
+    assert results.broken() == {}
+
+
+def test_a_demo_does_not_clear_a_benchmarks_results(tmp_path: Path) -> None:
+    check_own(tmp_path, "demo")
+    check_settings(tmp_path, {"profile": "demo"})
+    check_own(tmp_path, "demo")
+    other = tmp_path / "other"
+    other.mkdir()
+    check_settings(other, {"profile": "paper"})
+    with pytest.raises(ConfigurationError, match="which would be lost: choose another --out"):
+        check_own(other, "demo")

@@ -64,6 +64,8 @@ class ScriptedBackend:
     pause: Callable[[str, int], float | None] = lambda kind, n: None
     generated: Callable[[int, Generated], Generated] = lambda n, answer: answer
     arrived: Callable[[Sent], None] = lambda sent: None
+    counts: Callable[[Sequence[Wire]], int | None] = lambda wires: None
+    counted: int = 0
     sent: list[Sent] = field(default_factory=list[Sent])
     unwind: float = 0.0
     cancelled: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
@@ -158,8 +160,9 @@ class ScriptedBackend:
         self.events.append("done")
 
     async def count(self, messages: Sequence[Wire], prompt: Prompt) -> int | None:
-        """Its own tokens."""
-        return len(tokens_of(messages))
+        """As ``counts`` says."""
+        self.counted += 1
+        return self.counts(messages)
 
     async def aclose(self) -> None:
         """Nothing to close."""

@@ -118,7 +118,8 @@ def test_which_call_a_result_answers_counts() -> None:
     [
         {"role": "assistant", "content": "x"},
         {"role": "user", "content": "y"},
-        {"role": "user", "content": [{"type": "text", "text": "x"}]},
+        {"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "text", "text": "x"}]},
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
         {"role": "user", "content": None},
         {"role": "user", "content": "x", "name": "ann"},
     ],

@@ -209,7 +209,7 @@ PIPELINE = Kit(
     offload_then_summarize,
     model_free=False,
     waits=True,
-    hard=600,
+    hard=900,
 )
 ALL = [*MODEL_FREE, SUMMARIZE, PIPELINE]
 HANDS: list[Hand] = ["view", "raw", "fresh"]
@@ -286,7 +286,10 @@ def check_summary(step: Step, kit: Kit) -> None:
     boundary = step.report.boundary
     assert oracle.safe(step.view, boundary)
     if step.report.kind != "sync":
-        assert kit.keep <= oracle.total(step.view[boundary:]) <= 2 * kit.keep
+        tail = oracle.total(step.view[boundary:])
+        # Where a single turn is longer than that, what the last cut that leaves ``keep`` leaves.
+        latest = oracle.summary_cut(step.view, step.tokens - kit.keep)
+        assert kit.keep <= tail <= max(2 * kit.keep, oracle.total(step.view[latest:]))
         assert oracle.total(step.sent) < kit.hard
     else:
         assert boundary == oracle.summary_cut(step.view, summary_limit(step.view, kit.hard, kit.keep))

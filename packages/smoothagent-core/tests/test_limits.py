@@ -62,16 +62,19 @@ def test_preparation_begins_between_nothing_and_hard(
     limits = Limits(hard, keep)
     start = limits.start(growth)
     assert 1 <= start <= hard
-    # Never later than without measurements, and bounded: much too early only summarizes less.
+    # Never later than without measurements, and never so early that more than twice ``keep`` would stay verbatim.
     assert start <= limits.start(Growth())
-    assert start >= min(limits.start(Growth()), hard - 2 * max(keep, hard // 8))
+    assert start >= limits.start(Growth()) or hard - start <= 2 * keep - per_turn
     assert Limits(hard, keep, soft=1).start(growth) == 1
 
 
 def test_a_long_lookahead_starts_earlier() -> None:
     limits = Limits(1000, keep=100)
-    slow = Growth(per_turn=50, turn_seconds=2.0, lookahead_seconds=4.0)
-    assert limits.start(slow) == 1000 - 150
+    slow = Growth(per_turn=20, turn_seconds=2.0, lookahead_seconds=10.0)
+    assert limits.start(slow) == 1000 - 120
+    # What a turn overshoots stays verbatim too.
+    slower = Growth(per_turn=20, turn_seconds=2.0, lookahead_seconds=100.0)
+    assert limits.start(slower) == 1000 - 180
     fast = Growth(per_turn=10, turn_seconds=2.0, lookahead_seconds=1.0)
     assert limits.start(fast) == 900
 

@@ -38,6 +38,7 @@ from smoothagent import (
     ClosedError,
     CommitRecord,
     ConfigurationError,
+    EstimateCounter,
     HistoryError,
     KeepRecent,
     LookaheadRuntime,
@@ -45,6 +46,7 @@ from smoothagent import (
     Message,
     Offload,
     OffloadStore,
+    OpenAICodec,
     Prompt,
     SlidingWindow,
     Stream,
@@ -331,13 +333,31 @@ def test_a_record_of_an_older_version_is_read_too() -> None:
     assert CommitRecord.from_dict(whole.to_dict(wire_of), loaded) == whole
 
 
-def test_a_record_that_matches_neither_side_is_dropped() -> None:
+def test_a_record_that_matches_neither_side_is_not_applied() -> None:
     async def main() -> None:
         runtime = runtime_of(KeepRecent(2, at_turns=4), None)
         runtime.restore(CommitRecord(3, "unknown", [{"role": "user", "content": "gone"}], "also unknown"))
         messages = [{"role": "user", "content": "hello"}]
         assert await runtime.aon_commit(messages) == messages
-        assert runtime.record is None
+
+    run_virtual(main())
+
+
+def test_a_foreign_history_in_between_does_not_cost_the_record() -> None:
+    """A sub-task's messages, or another branch: the raw history that comes back is still that of the commit."""
+
+    async def main() -> None:
+        runtime = runtime_of(KeepRecent(2, at_turns=4), None)
+        conversation = Conversation(runtime, None, hand="raw")
+        await conversation.run(steady(6))
+        assert runtime.last_commit is not None
+        raw = [*conversation.raw, {"role": "user", "content": "go on"}]
+        view = await runtime.aon_commit(raw)
+        assert len(view) < len(raw)
+        other = [{"role": "user", "content": "another thing"}]
+        assert await runtime.aon_commit(other) == other
+        assert await runtime.aon_commit(raw) == view
+        await runtime.aclose()
 
     run_virtual(main())
 
@@ -446,6 +466,51 @@ def test_the_servers_usage_calibrates_the_trigger() -> None:
     run_virtual(main())
 
 
+@pytest.mark.parametrize("factor", [0.4, 1.0, 3.0])
+def test_the_servers_own_count_calibrates_the_trigger_where_no_usage_comes(factor: float) -> None:
+    """Where only the two hooks are called."""
+
+    async def main() -> None:
+        estimate, codec = EstimateCounter(), OpenAICodec()
+
+        def counts(wires: Sequence[Any]) -> int:
+            return round(factor * sum(estimate.count(codec.decode(w)) for w in wires))
+
+        server = ScriptedBackend(delay=0.1, counts=counts)
+        runtime: LookaheadRuntime[Any] = LookaheadRuntime(
+            KeepRecent(1, at_tokens=60_000), backend=server, lane=LoopLane(asyncio.get_running_loop())
+        )
+        conversation = Conversation(runtime, server)
+        await conversation.run(steady(40))
+        assert runtime.strategy.tokens == pytest.approx(counts(conversation.view), rel=0.05)
+        # Again only when the length has changed by a quarter.
+        assert 2 <= server.counted <= 20
+        await runtime.aclose()
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("answer", [None, ZeroDivisionError("a bug"), 0], ids=["has none", "broken", "nonsense"])
+def test_a_server_that_does_not_count_is_not_asked_for_ever(answer: Exception | int | None) -> None:
+    def counts(wires: Sequence[Any]) -> int | None:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def main() -> None:
+        server = ScriptedBackend(delay=0.1, counts=counts)
+        runtime: LookaheadRuntime[Any] = LookaheadRuntime(
+            KeepRecent(1, at_tokens=60_000), backend=server, lane=LoopLane(asyncio.get_running_loop())
+        )
+        conversation = Conversation(runtime, server)
+        await conversation.run(steady(40))
+        assert runtime.strategy.tokens == sum(map(EstimateCounter().count, runtime.strategy.main.messages))
+        assert server.counted <= 20
+        await runtime.aclose()
+
+    run_virtual(main())
+
+
 def test_each_message_is_counted_once_however_often_the_hooks_are_called() -> None:
     """deepagents#1530."""
 
@@ -491,6 +556,20 @@ def test_a_summary_has_the_main_streams_prompt_and_its_own_length_limit() -> Non
     converse(steady(12), Summarize(900, keep=250, max_tokens=77), backend=server)
     assert set(server.limits) == {77}
     assert all(s.prompt == PROMPT for s in server.sent)
+
+
+def test_what_lookahead_generated_is_booked_as_saved_or_as_wasted() -> None:
+    """The scripted model generates 5 tokens an answer."""
+    good = converse(steady(30), Summarize(900, keep=250), backend=ScriptedBackend(delay=0.1, answer=oracle.answer))
+    counts = good.runtime.ledger.snapshot()
+    assert counts.commits > 1
+    assert counts.saved_output_tokens == 5 * counts.commits
+    assert counts.generated_tokens - counts.saved_output_tokens in (0, 5), "one may be in the making"
+    empty = ScriptedBackend(delay=0.1, answer=lambda wires: " ")
+    counts = converse(steady(30), Summarize(900, keep=250), backend=empty).runtime.ledger.snapshot()
+    assert counts.commits == 0
+    assert counts.saved_output_tokens == 0
+    assert 0 < counts.generated_tokens < counts.wasted_tokens <= counts.background_tokens
 
 
 def test_a_lookahead_that_hung_frees_its_place() -> None:

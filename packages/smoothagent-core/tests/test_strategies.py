@@ -413,7 +413,12 @@ def test_a_summary_without_a_model_says_what_is_missing() -> None:
     [(99, 300, "short"), (100, 300, "ok"), (200, 300, "ok"), (201, 300, "long"), (150, 400, "long"), (150, 399, "ok")],
 )
 def test_a_summary_leaves_between_keep_and_twice_keep_and_a_view_below_hard(tail: int, view: int, fits: str) -> None:
-    assert Summarize(400, keep=100, max_tokens=50).tail_fits(tail, view) == fits
+    strategy = Summarize(400, keep=100, max_tokens=50)
+    strategy.main = MainState([Message("user", "x")] * 40, {"tokens": 400, "sizes": [10] * 40})
+    assert strategy.tail_fits(tail, view, 5) == fits
+    # Where a single turn is longer than that, no other cut would leave less.
+    strategy.main = MainState([Message("user", "x")] * 2, {"tokens": 400, "sizes": [10, 390]})
+    assert strategy.tail_fits(tail, view, 1) == ("ok" if tail > 200 and view < 400 else fits)
 
 
 @given(history=HISTORIES)

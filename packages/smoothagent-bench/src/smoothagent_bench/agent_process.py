@@ -32,7 +32,10 @@ def main() -> int:
     job = Job.decode(sys.stdin.readline())
     threading.Thread(target=_leave_with_parent, daemon=True).start()
     try:
-        with tempfile.TemporaryDirectory(prefix="smoothagent-agent-") as store, counting_client(job.base_url) as http:
+        with (
+            tempfile.TemporaryDirectory(prefix="smoothagent-agent-") as store,
+            counting_client(job.base_url, job.api_key) as http,
+        ):
             asyncio.run(_drive(prepare(job, http, Path(store))))
     except (SmoothAgentError, openai.APIError) as error:
         _write(json.dumps({"error": f"{type(error).__name__}: {error}"}))

@@ -18,7 +18,7 @@ from smoothagent_bench.figures import summarize
 from smoothagent_bench.harness import find_harness
 from smoothagent_bench.model_file import find_model
 from smoothagent_bench.progress import DownloadProgress, LiveProgress, rich_table
-from smoothagent_bench.record import ResultsFile, check_settings
+from smoothagent_bench.record import ResultsFile, check_own, check_settings
 from smoothagent_bench.remote import find_server
 from smoothagent_bench.report import table, write_reports
 from smoothagent_bench.run import Bench, Plan, Server
@@ -162,11 +162,13 @@ def _reported(order: Order, *, fresh: bool) -> int:
 
 def _execute(order: Order, console: Console, *, fresh: bool) -> int:
     results = ResultsFile(order.out)
-    if fresh:
-        results.clear()
     with _server(order, console) as server:
+        if fresh:
+            check_own(order.out, demo_profile().name)
+            results.clear()
         profile = demo_profile() if order.small else paper_profile(server.window)
-        plan = Plan(order.variants, profile, order.agents, order.tool_seconds, order.runs, order.harness)
+        where = order.base_url or "embedded"
+        plan = Plan(order.variants, profile, order.agents, order.tool_seconds, order.runs, order.harness, where)
         check_settings(order.out, plan.settings(server))
         _announce(plan, server, console)
         interrupted = False
@@ -186,6 +188,7 @@ def _execute(order: Order, console: Console, *, fresh: bool) -> int:
             rows,
             order.out,
             tool_seconds=order.tool_seconds,
+            broken=results.broken(),
             title=order.title,
             environment=describe(order.command, where),
         )

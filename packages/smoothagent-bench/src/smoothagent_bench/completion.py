@@ -105,4 +105,6 @@ async def stream_reply(
 
 def _carries_token(delta: Any) -> bool:
     """Whether a delta stands for generated tokens; the first one of a stream only carries the role."""
-    return bool(delta.content or delta.tool_calls or getattr(delta, "reasoning_content", None))
+    # Reasoning goes by either name.
+    reasoning = getattr(delta, "reasoning_content", None) or getattr(delta, "reasoning", None)
+    return bool(delta.content or delta.tool_calls or reasoning)

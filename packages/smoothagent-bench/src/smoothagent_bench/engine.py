@@ -209,14 +209,16 @@ class EmbeddedEngine:
     def _stop(self) -> None:
         process, self._process = self._process, None
         if process is not None:
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    pipe.close()
+            if process.stdin is not None:
+                process.stdin.close()
             try:
                 process.wait(STOP_S)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+            # Last: while the child lives, the thread that reads its output holds the pipe.
+            if process.stdout is not None:
+                process.stdout.close()
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None

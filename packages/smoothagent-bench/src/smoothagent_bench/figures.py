@@ -253,12 +253,17 @@ def _ordinary_figures(twins: Sequence[Twin]) -> dict[str, Any]:
 
 def warm_hit_ratio_min(rows: Iterable[Row]) -> float | None:
     """The coldest commit: cached tokens over the tokens of its view known at the last boundary, at most 1."""
-    ratios = [
-        min(1.0, r.cached_tokens / r.known_tokens)
-        for r in rows
-        if r.commit and r.known_tokens and r.cached_tokens is not None
-    ]
-    return min(ratios, default=None)
+    rows = list(rows)
+    if not reports_cached(rows):
+        return None
+    return min(
+        (min(1.0, (r.cached_tokens or 0) / r.known_tokens) for r in rows if r.commit and r.known_tokens), default=None
+    )
+
+
+def reports_cached(rows: Sequence[Row]) -> bool:
+    """Whether the server tells cached tokens; servers that do leave the field out where they found none."""
+    return any(r.cached_tokens is not None for r in rows)
 
 
 def prefilled_tokens(rows: Iterable[Row]) -> int | None:
@@ -267,12 +272,10 @@ def prefilled_tokens(rows: Iterable[Row]) -> int | None:
     The request of a synchronous summary is not the agent's own call and is not in it: with a prefix cache
     that is one question.
     """
-    total: int | None = None
-    for row in rows:
-        if row.cached_tokens is None:
-            return None
-        total = (total or 0) + row.prompt_tokens - row.cached_tokens + row.background_prefilled
-    return total
+    rows = list(rows)
+    if not reports_cached(rows):
+        return None
+    return sum(r.prompt_tokens - (r.cached_tokens or 0) + r.background_prefilled for r in rows)
 
 
 def wasted_token_ratio(rows: Iterable[Row]) -> float | None:

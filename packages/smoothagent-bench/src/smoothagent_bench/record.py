@@ -116,6 +116,7 @@ class ResultsFile:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "results.jsonl"
+        self._broken = folder / "broken.jsonl"
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self.path.touch()
@@ -168,9 +169,25 @@ class ResultsFile:
         except OSError as error:
             raise StoreUnavailableError(f"cannot write results to {self.path}: {error}; free space there") from error
 
+    def note_broken(self, group: Group, error: str) -> None:
+        """Note a group that broke and is redone: what breaks half the time must not look sound."""
+        with self._broken.open("a", encoding="utf-8") as out:
+            out.write(json.dumps({**group._asdict(), "error": error}) + "\n")
+
+    def broken(self) -> dict[str, dict[str, int]]:
+        """How many groups broke, by strategy and mode."""
+        counts: dict[str, dict[str, int]] = {}
+        lines = self._broken.read_text(encoding="utf-8").splitlines() if self._broken.exists() else []
+        for line in lines:
+            noted = json.loads(line)
+            modes = counts.setdefault(noted["strategy"], {})
+            modes[noted["mode"]] = modes.get(noted["mode"], 0) + 1
+        return counts
+
     def clear(self) -> None:
         """Start anew."""
         self._rewrite("")
+        self._broken.unlink(missing_ok=True)
         (self.path.parent / "settings.json").unlink(missing_ok=True)
 
     def _rewrite(self, text: str) -> None:
@@ -191,6 +208,20 @@ def by_run(rows: Sequence[Row]) -> Iterator[list[Row]]:
         runs.setdefault((row.strategy, row.mode, row.run, row.agent), []).append(row)
     for turns in runs.values():
         yield sorted(turns, key=lambda r: r.turn)
+
+
+def check_own(folder: Path, profile: str) -> None:
+    """Refuse to clear a folder that holds another benchmark's results.
+
+    Raises:
+        ConfigurationError: it does.
+    """
+    path = folder / "settings.json"
+    known = json.loads(path.read_text(encoding="utf-8")).get("profile") if path.exists() else profile
+    if known != profile:
+        raise ConfigurationError(
+            f"{folder} holds the results of a benchmark ({known}), which would be lost: choose another --out"
+        )
 
 
 def check_settings(folder: Path, settings: Mapping[str, Any]) -> None:

@@ -41,10 +41,19 @@ LEGEND = (
 
 
 def write_reports(
-    rows: Sequence[Row], folder: Path, *, tool_seconds: float, title: str, environment: Mapping[str, str]
+    rows: Sequence[Row],
+    folder: Path,
+    *,
+    tool_seconds: float,
+    title: str,
+    environment: Mapping[str, str],
+    broken: Mapping[str, Mapping[str, int]] | None = None,
 ) -> Path:
-    """Write ``summary.json``, the plots and ``report.html``; returns the last."""
-    summary = summarize(rows)
+    """Write ``summary.json``, the plots and ``report.html``; returns the last.
+
+    ``broken`` says how many runs of each strategy and mode broke and were redone.
+    """
+    summary = {**summarize(rows), "broken_runs": broken or {}}
     (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     pictures = draw_all(rows, folder, tool_seconds=tool_seconds)
     report = folder / "report.html"

@@ -61,6 +61,7 @@ class Plan:
     tool_seconds: float
     runs: int
     harness: str = "plain"
+    where: str = "embedded"
     modes: Sequence[str] = MODES
 
     def groups(self) -> Iterator[tuple[Variant, Group]]:
@@ -84,6 +85,8 @@ class Plan:
             "agents": self.agents,
             "tool_seconds": self.tool_seconds,
             "harness": self.harness,
+            "server": self.where,
+            "strides": sorted({v.stride for v in self.variants if v.kind == "sliding-window"}),
             "model": server.model,
             "window": server.window,
         }
@@ -150,6 +153,7 @@ class Bench:
             except* AgentError as errors:
                 error = str(errors.exceptions[0])
                 self.listener.failed(group, error)
+                self.results.note_broken(group, error)
                 if attempt == ATTEMPTS:
                     raise AgentError(f"{group.strategy}, mode {group.mode}, run {group.run + 1}: {error}") from None
             else:

@@ -227,12 +227,19 @@ def _post(http: httpx.Client, path: str, body: Mapping[str, Any]) -> Mapping[str
         raise BackendProtocolError(f"{http.base_url}{path} did not answer JSON: {error}") from error
 
 
-def counting_client(base_url: str) -> httpx.Client:
+def counting_client(base_url: str, api_key: str = "x") -> httpx.Client:
     """A client for `open_tokens`.
 
     Args:
         base_url: as an OpenAI client wants it, with or without ``/v1``.
+        api_key: what the server asks for.
     """
     root = base_url.rstrip("/").removesuffix("/v1")
     # llama.cpp drops about one in 60 kept-alive connections.
-    return httpx.Client(base_url=root, trust_env=False, timeout=60, limits=httpx.Limits(max_keepalive_connections=0))
+    return httpx.Client(
+        base_url=root,
+        headers={"Authorization": f"Bearer {api_key}"},
+        trust_env=False,
+        timeout=60,
+        limits=httpx.Limits(max_keepalive_connections=0),
+    )

@@ -164,7 +164,8 @@ class Commits(Generic[M]):
         if job.la is None and not exact:
             # A result that could not be committed when it comes is not worth waiting for.
             tail = sum(view.sizes[job.planned :])
-            return self._strategy.tail_fits(tail, conversation.fixed + tail) if job.planned else "ok", False, True
+            fits = self._strategy.tail_fits(tail, conversation.fixed + tail, job.planned) if job.planned else "ok"
+            return fits, False, True
         twin = self._strategy.snapshot(job.la or LookaheadState())
         done = twin.commit(conversation.settled_view)
         if done is None:
@@ -172,7 +173,7 @@ class Commits(Generic[M]):
         after = conversation.count(done.head) + sum(view.sizes[done.covered :])
         view_tokens = conversation.fixed + after
         prepared = job.la.transformed if job.la is not None else ()
-        fits = twin.tail_fits(after - conversation.count(prepared), view_tokens)
+        fits = twin.tail_fits(after - conversation.count(prepared), view_tokens, twin.la.last_segment_end)
         if not job.prefills or self._lookahead.backend is None:
             return fits, True, False
         warmth = conversation.warmth(job.warmed, done, conversation.settled())
@@ -210,11 +211,14 @@ class Commits(Generic[M]):
             return self._as_it_is()
         twin = self._strategy.snapshot(job.la)
         if twin.extend_inline and not twin.exact:
+            if self._lookahead.backend is not None:
+                twin.bind(LaneModel(self._lookahead, job.natives, lookahead=False))
             return _Inline(twin)
         return self._splice(twin, "late" if why else "lookahead")
 
     def _synchronous(self) -> list[M] | _Inline:
         twin = self._strategy.snapshot(LookaheadState())
+        twin.main.strategy_data["now"] = True
         if twin.exact:
             return self._splice(twin, "sync")
         twin.bind(LaneModel(self._lookahead, self._learned(), lookahead=False))
@@ -264,33 +268,43 @@ class Commits(Generic[M]):
             before, messages = conversation.tokens, len(view)
             warmth = conversation.warmth(job.warmed if job is not None else (), done, conversation.known)
             after = before - sum(view.sizes[: done.covered]) + conversation.count(done.head)
+            if len(done.head) == done.covered and shared(done.head, conversation.settled_view) == done.covered:
+                # Nothing would change: the cut could not get past a call that still waits for its result.
+                return self._unchanged(Committed(len(view), worthwhile=False), "changes nothing")
             refusal = twin.refuse(before, after)
             if refusal is not None:
                 self._lookahead.observer.say_once("saving", f"a transformation is not made: {refusal}")
                 return self._unchanged(Committed(len(view), worthwhile=False), "saves too little")
+            new = [*done.head, *conversation.settled_view[done.covered :]]
+            same = conversation.count(new[: shared(conversation.settled_view, new)])
             result = conversation.splice(done, job.natives if job is not None else self._learned())
         except Exception as error:
             return self._failed(error)
-        self._finish(CommitReport(kind, before, after, messages, len(result), done.covered, *warmth))
+        shared_tokens = conversation.fixed + same
+        self._finish(
+            CommitReport(kind, before, after, messages, len(result), done.covered, *warmth, shared_tokens),
+            warmer=warmth.warmed > same,
+        )
         return list(result)
 
-    def _finish(self, report: CommitReport) -> None:
+    def _finish(self, report: CommitReport, *, warmer: bool) -> None:
         lookahead = self._lookahead
-        job = lookahead.take()
+        job = lookahead.take(warmer=warmer)
         warmed: Sequence[Message] = job.warmed if job is not None else ()
         if report.warmed_tokens < self._conversation.count(warmed):
             lookahead.ledger.add(mispredictions=1)
         lookahead.apply(Committed(len(self._conversation.view)))
         lookahead.ceiling.committed()
         self.last = report
-        hard, growth = self._strategy.hard, self._conversation.growth.per_turn
+        hard, growth = self._strategy.waits_for, self._conversation.growth.per_turn
         if hard is not None and report.after_tokens + growth >= hard:
             lookahead.observer.say_once(
                 "room",
                 f"a transformation left {report.after_tokens} tokens and a turn adds about {growth:.0f}, so the "
                 f"trigger at {hard} is reached again at once: raise it, or let less stay",
             )
-        lookahead.observer.spliced(report, type(self._strategy).__name__, warmed)
+        generated = job.model.generated if job is not None else 0
+        lookahead.observer.spliced(report, type(self._strategy).__name__, warmed, generated)
 
     def _unchanged(self, event: Event, why: str) -> list[M]:
         self._lookahead.drop(why)

@@ -45,6 +45,7 @@ class Conversation(Generic[M]):
         known: messages of the view that were there at the last segment boundary.
         growth: how fast it grows.
         prompt: what else shapes the tokens.
+        counted_at: tokens of the view when the server last told its count, 0 before.
     """
 
     def __init__(self, codec: Codec[M], counter: TokenCounter, strategy: LookaheadStrategy, prompt: Prompt) -> None:
@@ -57,6 +58,7 @@ class Conversation(Generic[M]):
         self._spliced: History[M] = History(codec, counter.count)
         self.view = self._input
         self._was_raw: bool | None = None
+        self.counted_at = 0
         self._drift = 1.0
         self._facts: tuple[Prompt, str, int] | None = None
 
@@ -106,8 +108,9 @@ class Conversation(Generic[M]):
     def snapshot(self) -> Snapshot[M]:
         """The settled view, frozen."""
         view, end = self.view, self._settled
-        facts = dict(self.strategy.main.strategy_data, sizes=view.sizes[:end])
-        return Snapshot(view.messages[:end], view.natives[:end], facts, view.digests()[:end])
+        natives = view.natives[:end]
+        facts = dict(self.strategy.main.strategy_data, sizes=view.sizes[:end], natives=natives)
+        return Snapshot(view.messages[:end], natives, facts, view.digests()[:end])
 
     def settled(self) -> int:
         """Length of the view without what ends it unanswered: results and user messages are cold in any case."""
@@ -128,6 +131,17 @@ class Conversation(Generic[M]):
             return len(given) >= start + len(view) and all(map(self._same, view, given[start:]))
         except Exception:
             return True  # the client is given another kind of messages than the codec knows
+
+    def system_before(self, messages: object) -> str | None:
+        """The system text that a call of the conversation's puts before its messages; None where there is none."""
+        if not isinstance(messages, Sequence):
+            return None
+        try:
+            ahead = [self.codec.decode(cast("M", m)) for m in list(cast("Sequence[object]", messages))[:_LEADING]]
+            before = ahead[: max(0, leading_system(ahead) - self.view.lead)]
+        except Exception:
+            return None  # another kind of messages than the codec knows
+        return before[0].text if len(before) == 1 and isinstance(before[0].content, str) else None
 
     def _same(self, mine: M, theirs: object) -> bool:
         if mine is theirs or mine == theirs:
@@ -192,14 +206,20 @@ class Conversation(Generic[M]):
         before = last_safe_cut(cuts, done.covered) or 0
         return before, head[:before]
 
-    def calibrate(self, actual: int) -> None:
-        """The server counted ``actual`` prompt tokens for the view."""
+    @property
+    def counted_with(self) -> float:
+        """The factor of the counter with which the messages were counted."""
+        return self.counter.factor / self._drift if isinstance(self.counter, EstimateCounter) else 1.0
+
+    def calibrate(self, actual: int, counted: int | None = None, factor: float | None = None) -> None:
+        """The server counted ``actual`` prompt tokens for the view, or for one that was ``counted`` with ``factor``."""
         counter = self.counter
-        counted = self.tokens
-        if not isinstance(counter, EstimateCounter) or not counted:
+        counted = self.tokens if counted is None else counted
+        if not isinstance(counter, EstimateCounter) or not counted or actual <= 0:
             return
+        self.counted_at = actual
         before = counter.factor
-        counter.observe(counted, actual)
+        counter.observe(round(counted * before / (factor or self.counted_with)), actual)
         self._drift *= counter.factor / before
         # Counting all again costs; within 2% it would change no decision.
         if abs(self._drift - 1) > 0.02:
@@ -213,9 +233,9 @@ class Conversation(Generic[M]):
         record = self.record
         natives = record.resolve(self._input, self._was_raw) if record is not None else None
         if record is not None and natives is None:
-            log.debug("the history matches neither side of the last commit; starting anew")
-            self.record = None
-        self._was_raw = None if record is None else natives is not None and natives is not self._input.natives
+            # It is kept: the history it belongs to may come back (another branch, a sub-task's messages between).
+            log.debug("the history matches neither side of the last commit, which is not applied to it")
+        self._was_raw = None if natives is None else natives is not self._input.natives
         if natives is None or natives is self._input.natives:
             self.view, self.raw = self._input, False
             return
@@ -226,9 +246,11 @@ class Conversation(Generic[M]):
         """Let the strategy see the view."""
         view, main = self.view, self.strategy.main
         main.messages = self.settled_view
+        volatile = self.prompt.volatile_tail
         main.strategy_data.update(
             tokens=self.tokens,
-            sizes=view.sizes[: self._settled] if self.prompt.volatile_tail else view.sizes,
+            sizes=view.sizes[: self._settled] if volatile else view.sizes,
+            natives=view.natives[: self._settled] if volatile else view.natives,
             turns=view.assistants,
             growth=self.growth,
             count=self.counter.count,

@@ -124,7 +124,8 @@ class Delegation(Generic[M]):
         if not self._committed and self.prefilled_tokens:
             self._ledger.add(wasted_tokens=self.prefilled_tokens)
         if self._backend is not None:
-            self._backend.release(self.session)
+            # On the lane, behind the cancellation: what is under way there would else lease slots anew.
+            self._lane.call(self._backend.release, self.session)
 
     async def aclose(self) -> None:
         """`cancel`, waiting for the work to have stopped."""
@@ -205,7 +206,7 @@ class Delegation(Generic[M]):
         text = self._text[:chars]
         if text:
             natives.append(self._instruction(text))
-        if not natives:
+        if not natives or not self._ledger.allows():
             return
         wires = [self._codec.wire(m) for m in natives]
         self._touched = True

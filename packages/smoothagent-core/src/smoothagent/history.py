@@ -6,11 +6,11 @@ import hashlib
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 from smoothagent.codec import Codec
 from smoothagent.errors import HistoryError
-from smoothagent.message import Message, canonical, leading_system
+from smoothagent.message import Message, canonical, leading_system, sent_back
 
 M = TypeVar("M")
 
@@ -22,8 +22,8 @@ class History(Generic[M]):
     """Native messages, what they decode to, and a digest for every prefix.
 
     ``chain[i]`` digests messages 0..i, so two histories share their first n messages exactly when
-    ``digest(n)`` is equal. Messages seen before are recognised by identity; an object changed in
-    place is therefore noticed only by `verified`, which a commit always calls.
+    ``digest(n)`` is equal. Messages seen before are recognised by identity; of those changed in place
+    only new content in the newest turn is noticed at once, all else by `verified`, which a commit always calls.
 
     Attributes:
         natives: the framework's own objects.
@@ -40,6 +40,7 @@ class History(Generic[M]):
         self.messages: list[Message] = []
         self.sizes: list[int] = []
         self._chain: list[str] = []
+        self._contents: list[object] = []
         self._open: dict[str, list[tuple[int, int]]] = {}
         self.total = 0
         self.assistants = 0
@@ -64,7 +65,7 @@ class History(Generic[M]):
 
     def update(self, natives: Sequence[M]) -> int:
         """Follow to ``natives``; returns how many leading messages were already known by identity."""
-        known = self._known(natives)
+        known = self._unchanged(self._known(natives))
         counted = self._counted(known)
         if known < len(self.natives):
             self._truncate(known)
@@ -80,9 +81,13 @@ class History(Generic[M]):
             fresh._append(native, counted)
         return fresh
 
-    def _counted(self, start: int) -> dict[str, int]:
-        """Sizes by digest: what is parsed anew on every turn is not counted anew, which may cost a tokenizer's run."""
-        return dict(zip(self._chain[start:], self.sizes[start:], strict=True))
+    def _counted(self, start: int) -> dict[tuple[str, str], int]:
+        """Sizes by digest: what is parsed anew on every turn is not counted anew, which may cost a tokenizer's run.
+
+        Reasoning that is sent back counts, and is no part of the digest.
+        """
+        keys = zip(self._chain[start:], map(_uncounted, self.messages[start:]), strict=True)
+        return dict(zip(keys, self.sizes[start:], strict=True))
 
     def recount(self) -> None:
         """Count all messages again, after the counter was calibrated."""
@@ -105,8 +110,19 @@ class History(Generic[M]):
             known += 1
         return known
 
+    def _unchanged(self, known: int) -> int:
+        """How many of the known ones hold the content they had: the newest turn's may still be filled in, in place."""
+        for i in range(known - 1, -1, -1):
+            now, then = _content_object(self.natives[i]), self._contents[i]
+            if now is not then and now != then:
+                known = i
+            if self.messages[i].role == "assistant":
+                break
+        return known
+
     def _truncate(self, length: int) -> None:
         del self.natives[length:], self.messages[length:], self.sizes[length:], self._chain[length:]
+        del self._contents[length:]
         self.total = sum(self.sizes)
         self.assistants = sum(m.role == "assistant" for m in self.messages)
         # Which calls are open depends on everything before, so it is found again by replaying.
@@ -114,7 +130,7 @@ class History(Generic[M]):
         for i, message in enumerate(self.messages):
             self._link(i, message)
 
-    def _append(self, native: M, counted: Mapping[str, int]) -> None:
+    def _append(self, native: M, counted: Mapping[tuple[str, str], int]) -> None:
         message = self._codec.decode(native)
         i = len(self.natives)
         link = self._answered(message)
@@ -126,13 +142,14 @@ class History(Generic[M]):
         answers = None if link is None else (i - link[0], link[1])
         previous = self._chain[-1] if self._chain else EMPTY
         digest = hashlib.sha256(previous.encode() + canonical(message, answers)).hexdigest()[:32]
-        size = counted.get(digest) or self._count(message)
+        size = counted.get((digest, _uncounted(message))) or self._count(message)
         # Nothing was changed before this: a counter that fails leaves the history as it was.
         self._link(i, message)
         self.natives.append(native)
         self.messages.append(message)
         self.sizes.append(size)
         self._chain.append(digest)
+        self._contents.append(_content_object(native))
         self.total += size
         self.assistants += message.role == "assistant"
 
@@ -146,3 +163,15 @@ class History(Generic[M]):
             self._open.setdefault(call.id, []).append((i, k))
         if self._answered(message) is not None:
             self._open[message.tool_call_id or ""].pop()
+
+
+def _uncounted(message: Message) -> str:
+    """What the size of a message depends on beyond its digest."""
+    return repr(sent_back(message)) if message.extra else ""
+
+
+def _content_object(native: object) -> object:
+    """The object that holds a native message's content; None where there is no telling."""
+    if isinstance(native, Mapping):
+        return cast("Mapping[str, object]", native).get("content")
+    return getattr(native, "content", None)

@@ -116,10 +116,9 @@ class LookaheadJob(Generic[M]):
     Attributes:
         la: result of the last transform, published by the host under its lock; None before the first.
         warmed: the messages prefilled so far, a prefix of the predicted view.
-        prefilled: tokens computed ahead so far.
+        prefilled: tokens of the new view computed ahead so far.
         prefills: warming works; False after it failed for good.
         planned: the cut it is going to make, 0 where that is not known.
-        touched: a prefill was begun, so the lookahead stream holds something.
         measured: how long it took to get ready was noted.
         transformed: done when ``la`` is there or the job has failed.
     """
@@ -141,15 +140,20 @@ class LookaheadJob(Generic[M]):
     future: concurrent.futures.Future[None] | None = None
     prefills: bool = True
     measured: bool = False
-    touched: bool = False
     planned: int = 0
 
     def __post_init__(self) -> None:
         self.natives: Natives[M] = Natives(self.codec)
+        self.model = LaneModel(self.host, self.natives)
         self.stopped: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._began = False
         self._more = False
         self._wake: asyncio.Event | None = None
+
+    @property
+    def spent(self) -> int:
+        """Tokens computed and generated ahead so far."""
+        return self.prefilled + self.model.prefilled + self.model.generated
 
     def start(self) -> None:
         """Begin on the lane."""
@@ -217,7 +221,7 @@ class LookaheadJob(Generic[M]):
                 await wake.wait()
             wake.clear()
             self._more = False
-            if self._twin().should_lookahead():
+            if self._twin(self.snapshot).should_lookahead():
                 await self._transform()
 
     def _settle(self) -> None:
@@ -225,9 +229,10 @@ class LookaheadJob(Generic[M]):
             self.transformed.set_result(None)
 
     async def _transform(self) -> None:
-        snapshot, twin = self.snapshot, self._twin()
+        snapshot = self.snapshot  # read once: another may come at any time
+        twin = self._twin(snapshot)
         self.natives.learn(snapshot.messages, snapshot.natives)
-        twin.bind(LaneModel(self.host, self.natives))
+        twin.bind(self.model)
         with self.host.telemetry.transform(self.conversation, strategy=type(twin).__name__, model=self.prompt.model):
             work = await blocking(self.lane, twin.transform)
             if work is not None:
@@ -236,7 +241,7 @@ class LookaheadJob(Generic[M]):
         self.host.job_transformed(self.id, twin.la, snapshot.digests[end - 1] if end else "")
 
     async def _warm(self) -> None:
-        if self.backend is None or not self.prefills or self.la is None:
+        if self.backend is None or not self.prefills or self.la is None or not self.host.ledger.allows():
             return
         target = self._target()
         if not target or _is_prefix(target, self.warmed):
@@ -256,7 +261,6 @@ class LookaheadJob(Generic[M]):
 
     async def _prefill(self, backend: Backend, target: list[Message]) -> None:
         wires = [self.natives.wire(m) for m in target]
-        self.touched = True
         with self.host.telemetry.prefill(self.conversation, model=self.prompt.model) as span:
             usage = await backend.prefill(self.conversation, wires, self.prompt)
             span.usage(usage)
@@ -277,17 +281,17 @@ class LookaheadJob(Generic[M]):
                 ends.append(i + 1)
         return ends if ends and ends[-1] == len(target) else [*ends, len(target)]
 
-    def _twin(self) -> LookaheadStrategy:
+    def _twin(self, snapshot: Snapshot[M]) -> LookaheadStrategy:
         """The strategy with a frozen ``main`` and a ``la`` of its own."""
         twin = self.strategy.snapshot(self.la if self.la is not None else LookaheadState())
-        twin.main = MainState(list(self.snapshot.messages), dict(self.snapshot.facts))
+        twin.main = MainState(list(snapshot.messages), dict(snapshot.facts))
         return twin
 
     def _target(self) -> list[Message]:
         assert self.la is not None
         snapshot = self.snapshot
         self.natives.learn(snapshot.messages, snapshot.natives)
-        return self._twin().warmable(snapshot.messages)
+        return self._twin(snapshot).warmable(snapshot.messages)
 
 
 def _is_prefix(messages: Sequence[Message], of: Sequence[Message]) -> bool:

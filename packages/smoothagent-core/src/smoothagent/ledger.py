@@ -132,7 +132,6 @@ class LedgerSnapshot:
         saved_tokens: tokens cached at commits that a synchronous transformation would have prefilled again.
         saved_output_tokens: generated tokens that a commit used and a synchronous transformation would have
             generated itself.
-        saved_seconds: estimated waiting that commits spared the agent.
     """
 
     commits: int = 0
@@ -146,7 +145,6 @@ class LedgerSnapshot:
     wasted_tokens: int = 0
     saved_tokens: int = 0
     saved_output_tokens: int = 0
-    saved_seconds: float = 0.0
 
     @property
     def background_tokens(self) -> int:
@@ -206,7 +204,6 @@ class Ledger:
         wasted_tokens: int = 0,
         saved_tokens: int = 0,
         saved_output_tokens: int = 0,
-        saved_seconds: float = 0.0,
     ) -> None:
         """Count, all at once, here and in every parent (`LedgerSnapshot` says what each means).
 

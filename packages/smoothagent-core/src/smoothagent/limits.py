@@ -38,6 +38,13 @@ class Limits:
                 f"soft limit is {self.soft} tokens and hard is {self.hard}: soft must be positive and below hard "
                 f"(leave it out for {max(1, self.hard - self.keep)})"
             )
+        ceiling = self.ceiling or self.default_ceiling()
+        if self.soft is not None and self.soft + self.keep > ceiling:
+            raise ConfigurationError(
+                f"soft limit is {self.soft} tokens and keep is {self.keep}: what comes after soft could not reach keep "
+                f"below the ceiling of {ceiling}, so nothing prepared could ever be used (leave soft out for "
+                f"{max(1, self.hard - self.keep)})"
+            )
         if self.ceiling is not None and self.ceiling < self.hard:
             raise ConfigurationError(
                 f"ceiling is {self.ceiling} tokens and hard is {self.hard}: the ceiling must be at least hard "
@@ -53,10 +60,11 @@ class Limits:
         """Tokens at which to start preparing: soft, or a little earlier if it would else be late."""
         if self.soft is not None:
             return self.soft
-        base = max(1, self.hard - self.keep) if self.keep else self.hard - self.hard // 4
-        needed = growth.tokens_during_lookahead()
-        # At most one more ``keep`` earlier: starting much too early only summarizes less.
-        return max(1, min(base, self.hard - min(needed, 2 * max(self.keep, self.hard // 8))))
+        if not self.keep:
+            return max(1, self.hard - self.hard // 4)
+        # What comes from the start on stays verbatim, at most twice ``keep`` of it; a turn may overshoot the trigger.
+        most = max(self.keep, 2 * self.keep - math.ceil(growth.per_turn))
+        return max(1, self.hard - min(max(self.keep, growth.tokens_during_lookahead()), most))
 
 
 @dataclass(slots=True)

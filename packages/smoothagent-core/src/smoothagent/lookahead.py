@@ -15,7 +15,7 @@ from smoothagent.forks import after_fork
 from smoothagent.job import LookaheadJob
 from smoothagent.lane import Lane
 from smoothagent.ledger import Ledger
-from smoothagent.machine import Command, Do, Event, Failed, State, Transformed, Warmed, step
+from smoothagent.machine import MOST_STALE, Command, Do, Event, Failed, Planned, State, Transformed, Warmed, step
 from smoothagent.observe import Observer
 from smoothagent.prompt import Prompt
 from smoothagent.serving.backend import Backend, Caps, Usage
@@ -100,6 +100,13 @@ class Lookahead(Generic[M]):
                 self.lane.spawn(self._promote(self.backend, self.job))
             case Do.CANCEL:
                 self.drop(command.why)
+                if self.state.stale == MOST_STALE:
+                    self.observer.say_once(
+                        "stale",
+                        f"{MOST_STALE} lookaheads in a row were for a history or a prompt that had changed when it "
+                        "was to be committed, so nothing is prepared until the next commit: keep what changes on "
+                        "every turn (a date, retrieved memories) out of the system text, and at the end",
+                    )
             case _:
                 pass
 
@@ -110,17 +117,21 @@ class Lookahead(Generic[M]):
             return
         log.debug("session %s: lookahead %d dropped: %s", self.session, job.id, why)
         self.previous = job.stopped
-        self.observer.wasted(job.prefilled)
+        self.observer.wasted(job.spent)
         job.cancel()
         self._settle()
 
-    def take(self) -> LookaheadJob[M] | None:
-        """The job whose result is being committed; it ends, and the server's streams change places."""
+    def take(self, *, warmer: bool) -> LookaheadJob[M] | None:
+        """The job whose result is being committed; it ends.
+
+        Where its stream is the ``warmer`` one, the server's streams change places. A late one may hold less of the
+        new view than the main stream does, which still has all that both views begin with.
+        """
         job, self.job = self.job, None
         if job is not None:
             self.previous = job.stopped
             job.cancel()
-            if self.backend is not None and job.touched:
+            if self.backend is not None and warmer:
                 self.backend.committed(self.session)
             self._settle()
         return job
@@ -180,6 +191,9 @@ class Lookahead(Generic[M]):
             planned=self._planned(),
         )
         self._started_at = self.lane.time()
+        planned = self.job.planned
+        if planned:
+            self.apply(Planned(job_id, planned, self.conversation.view.digest(planned) or ""))
         self.job.start()
 
     def _planned(self) -> int:

@@ -67,6 +67,8 @@ class State:
             tried again without new messages. -1: none did.
         barred: history length above which it is tried again before the ceiling forces it.
         failures: attempts that failed in a row; each doubles the messages to wait.
+        stale: jobs in a row that were for another history by the time they were looked at; after `MOST_STALE` of
+            them nothing is prepared until a commit has been made.
     """
 
     job: Job | None = None
@@ -74,6 +76,11 @@ class State:
     failed: int = -1
     barred: int = -1
     failures: int = 0
+    stale: int = 0
+
+
+MOST_STALE = 4
+"""Jobs in a row that may be in vain, as where something at the beginning of the history changes on every turn."""
 
 
 class Event:
@@ -143,6 +150,15 @@ class CommitPoint(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Planned(Event):
+    """A job that has just begun will cover ``end`` messages with ``digest``: what it makes of another is stale."""
+
+    id: int
+    end: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
 class Transformed(Event):
     """A job's transformation is done; it covers ``end`` messages with ``digest``."""
 
@@ -181,7 +197,9 @@ class SynchronousFailed(Event):
     length: int
 
 
-_EVENTS = {e.__name__: e for e in (Boundary, CommitPoint, Transformed, Warmed, Failed, Committed, SynchronousFailed)}
+_EVENTS = {
+    e.__name__: e for e in (Boundary, CommitPoint, Planned, Transformed, Warmed, Failed, Committed, SynchronousFailed)
+}
 
 
 class Do(StrEnum):
@@ -216,6 +234,8 @@ def step(state: State, event: Event) -> tuple[State, Commands]:
             return _boundary(state, event)
         case CommitPoint():
             return _commit_point(state, event)
+        case Planned(id=job_id, end=end, digest=digest):
+            return _progress(state, job_id, end=end, digest=digest)
         case Transformed(id=job_id, end=end, digest=digest):
             return _progress(state, job_id, stage=Stage.WARMING, end=end, digest=digest)
         case Warmed(id=job_id):
@@ -225,7 +245,9 @@ def step(state: State, event: Event) -> tuple[State, Commands]:
                 return state, ()
             return _bar(replace(state, job=None), length), ()
         case Committed(worthwhile=True):
-            return replace(state, job=None, failures=0, failed=-1, barred=-1), ()
+            # After one that was made on the critical path one more is tried.
+            stale = 0 if state.job is not None else max(0, state.stale - 1)
+            return replace(state, job=None, failures=0, failed=-1, barred=-1, stale=stale), ()
         case SynchronousFailed(length=length) | Committed(length=length):
             return _bar(replace(state, job=None), length), ()
         case _:
@@ -238,14 +260,14 @@ def _fresh(state: State, event: Boundary | CommitPoint) -> tuple[State, list[Com
     job = state.job
     if job is None or not _stale(job, event.at_job, event.prompt, event.length):
         return state, []
-    return replace(state, job=None), [Command(Do.CANCEL, job.id, "stale")]
+    return replace(state, job=None, stale=state.stale + 1), [Command(Do.CANCEL, job.id, "stale")]
 
 
 def _boundary(state: State, event: Boundary) -> tuple[State, Commands]:
     state, commands = _fresh(state, event)
     job = state.job
     if job is None:
-        if event.wants and event.length > state.barred:
+        if event.wants and event.length > state.barred and state.stale < MOST_STALE:
             job = Job(state.next_id, 0, "", event.prompt, event.length)
             state = replace(state, job=job, next_id=job.id + 1)
             commands.append(Command(Do.START, job.id))

@@ -95,11 +95,37 @@ def leading_system(history: Sequence[Message]) -> int:
     return n
 
 
+SENT_BACK = ("reasoning_content", "reasoning", "refusal", "function_call")
+"""Fields besides content that a template prints where they are sent back."""
+
+
+def sent_back(message: Message) -> list[Any]:
+    """The values of `SENT_BACK`; None where a field is missing."""
+    return [message.extra.get(key) for key in SENT_BACK]
+
+
+def rendered(content: Content) -> str | list[dict[str, Any]]:
+    """Content as a template prints it: one text is the same in a part of its own, None is no text.
+
+    ``cache_control`` marks, which some clients move from message to message, print nothing.
+    """
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts = [{k: v for k, v in part.items() if k != "cache_control"} for part in content]
+    if len(parts) == 1 and parts[0].keys() == {"type", "text"} and parts[0]["type"] == "text":
+        return str(parts[0]["text"])
+    return parts
+
+
 def alike(a: Message, b: Message) -> bool:
     """Whether two messages have the same content on the wire; ids do not count, as in `canonical`."""
     if a is b:
         return True
-    if a.role != b.role or a.content != b.content or a.name != b.name or len(a.tool_calls) != len(b.tool_calls):
+    if a.role != b.role or a.name != b.name or len(a.tool_calls) != len(b.tool_calls):
+        return False
+    if a.content != b.content and rendered(a.content) != rendered(b.content):
+        return False
+    if (a.extra or b.extra) and sent_back(a) != sent_back(b):
         return False
     return all(x.name == y.name and x.arguments == y.arguments for x, y in zip(a.tool_calls, b.tool_calls, strict=True))
 
@@ -114,17 +140,17 @@ _encode = json.JSONEncoder(ensure_ascii=True, separators=(",", ":"), sort_keys=T
 
 
 def canonical(message: Message, answers: tuple[int, int] | None) -> bytes:
-    """What of a message counts: role, content, tool names and arguments, and which call a result answers.
+    """What of a message counts: role, content as rendered, tool names and arguments, and which call a result answers.
 
-    Id strings, usage and metadata do not count: frameworks mint and rewrite those. Lone surrogates
-    and NULs are digested like any other text.
+    Id strings, usage, metadata and reasoning do not count: frameworks mint and rewrite those, or send them for a
+    while. Lone surrogates and NULs are digested like any other text.
 
     Args:
         message: the message.
         answers: for a tool result, (messages back to its call, index of the call there);
             None where it answers no known call.
     """
-    content = message.content
+    content = rendered(message.content)
     # Text is not escaped, which would cost most of a hook; lengths keep the encoding unambiguous.
     body = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else _encode(content).encode("ascii")
     kind = "text" if isinstance(content, str) else "parts"

@@ -11,6 +11,9 @@ from smoothagent.message import Message
 from smoothagent.prompt import Prompt
 from smoothagent.serving.backend import Backend
 
+BROKEN_OFF = frozenset({None, "abort", "cancelled", "content_filter", "error"})
+"""Why an answer ended before the model had ended it."""
+
 
 class ModelHost(Protocol):
     """Where a `LaneModel` finds what it needs."""
@@ -45,12 +48,18 @@ class Wires(Protocol):
 
 
 class LaneModel:
-    """Generates as lookahead work, or, with ``lookahead=False``, on the critical path."""
+    """Generates as lookahead work, or, with ``lookahead=False``, on the critical path.
+
+    Attributes:
+        prefilled: prompt tokens that lookahead generation had to compute so far.
+        generated: tokens that it generated.
+    """
 
     def __init__(self, host: ModelHost, wires: Wires, *, lookahead: bool = True) -> None:
         self._host = host
         self._wires = wires
         self._lookahead = lookahead
+        self.prefilled = self.generated = 0
 
     async def generate(self, messages: Sequence[Message], *, max_tokens: int, accept_cut_off: bool = False) -> str:
         """The text of the model's answer.
@@ -69,10 +78,11 @@ class LaneModel:
         )
         if self._lookahead:
             usage = answer.usage
-            host.ledger.add(
-                prefilled_tokens=max(0, usage.prompt_tokens - (usage.cached_tokens or 0)),
-                generated_tokens=max(0, usage.completion_tokens),
-            )
+            prefilled = max(0, usage.prompt_tokens - (usage.cached_tokens or 0))
+            generated = max(0, usage.completion_tokens)
+            self.prefilled += prefilled
+            self.generated += generated
+            host.ledger.add(prefilled_tokens=prefilled, generated_tokens=generated)
         if answer.tool_calls:
             # With text beside it, too: an agent that goes on working has not summarized.
             raise SummaryRejectedError(
@@ -81,6 +91,10 @@ class LaneModel:
         if not answer.text.strip():
             raise SummaryRejectedError(
                 f"the model's summary is empty (finish reason {answer.finish_reason}); the history is kept"
+            )
+        if answer.finish_reason in BROKEN_OFF:
+            raise SummaryRejectedError(
+                f"the model's summary was broken off (finish reason {answer.finish_reason}); the history is kept"
             )
         if answer.finish_reason == "length" and not accept_cut_off:
             raise SummaryRejectedError(

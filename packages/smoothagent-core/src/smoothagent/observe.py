@@ -41,6 +41,7 @@ class Observer:
         self._pending: CommitReport | None = None
         self._warmed: tuple[Message, ...] = ()
         self._sent_at: float | None = None
+        self._requests = self._pending_since = 0
         self._ttft: float | None = None
         self._idle = 0
         self._reports = False
@@ -73,17 +74,25 @@ class Observer:
         if not caps.prefill:
             self.say_once("prefill", f"the server ({caps.server}) is not warmed, the transformation alone runs ahead")
 
-    def spliced(self, report: CommitReport, strategy: str, warmed: Sequence[Message]) -> None:
-        """A commit was made; its story ends with the usage of the next request."""
+    def spliced(self, report: CommitReport, strategy: str, warmed: Sequence[Message], generated: int) -> None:
+        """A commit was made; its story ends with the usage of the next request.
+
+        Args:
+            report: what is known of it.
+            strategy: whose it is.
+            warmed: the messages that were warmed for it.
+            generated: tokens that were generated for it ahead of time.
+        """
         self._settle()
         if report.kind == "sync":
             self.ledger.add(sync_commits=1)
         else:
-            self.ledger.add(commits=1, late_commits=int(report.kind == "late"))
+            self.ledger.add(commits=1, late_commits=int(report.kind == "late"), saved_output_tokens=generated)
         with self.telemetry.commit(self.session, strategy=strategy) as work:
             work.sizes(report.before_tokens, report.after_tokens)
             work.ended_as(_OUTCOMES[report.kind])
         self._pending, self._warmed = report, tuple(warmed)
+        self._pending_since = self._requests
 
     def committed(self, report: CommitReport | None, seconds: float, waited: float) -> None:
         """How long the hook took that made the pending commit."""
@@ -93,6 +102,7 @@ class Observer:
     def request_started(self) -> None:
         """The agent's own call is about to be sent."""
         self._sent_at, self._ttft = self._clock(), None
+        self._requests += 1
 
     def first_token(self) -> None:
         """Its first token is there."""
@@ -104,6 +114,9 @@ class Observer:
         report = self._pending
         if report is None:
             return
+        if self._requests > self._pending_since + 1:
+            self._settle()  # the request that followed the commit told no usage; an ordinary one says nothing of it
+            return
         if usage.cached_tokens is not None:
             self._reports = True
         elif self._reports:
@@ -114,18 +127,17 @@ class Observer:
             self._judge(report, usage, view)
         self._settle()
 
-    def wasted(self, prefilled: int) -> None:
-        """Work that will not be committed."""
-        if prefilled > 0:
-            self.ledger.add(wasted_tokens=prefilled)
+    def wasted(self, tokens: int) -> None:
+        """Tokens of work that will not be committed."""
+        self.ledger.add(wasted_tokens=tokens)
 
     def closing(self) -> None:
         """The conversation ends."""
         self._settle()
 
     def _judge(self, report: CommitReport, usage: Usage, view: Sequence[Message]) -> None:
-        if usage.cached_tokens:
-            self.ledger.add(saved_tokens=usage.cached_tokens)
+        # What both views begin with a synchronous transformation would have found cached, too.
+        self.ledger.add(saved_tokens=max(0, (usage.cached_tokens or 0) - report.shared_tokens))
         warmed = Request([m.wire() for m in self._warmed], Prompt())
         actual = Request([m.wire() for m in view], Prompt())
         sentence = self.fidelity.observe_commit(

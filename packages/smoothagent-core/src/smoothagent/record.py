@@ -107,6 +107,7 @@ class CommitReport:
         boundary: messages of the old view that were replaced.
         known_tokens: tokens of the new view that were known at the last segment boundary.
         warmed_tokens: tokens of the new view that were prefilled ahead.
+        shared_tokens: tokens with which the old view's prompt and the new one's both begin, warm in any case.
         seconds: time spent in ``on_commit``.
         waited: seconds of it spent waiting for a lookahead in flight.
         cached_tokens: cached tokens of the first request after it, once its usage is known.
@@ -121,6 +122,7 @@ class CommitReport:
     boundary: int
     known_tokens: int
     warmed_tokens: int
+    shared_tokens: int = 0
     seconds: float = 0.0
     waited: float = 0.0
     cached_tokens: int | None = None

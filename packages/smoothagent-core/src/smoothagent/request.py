@@ -7,7 +7,7 @@ import concurrent.futures
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from smoothagent.serving.backend import Backend, Usage
+from smoothagent.serving.backend import Backend, Stream, Usage
 from smoothagent.waiting import wrapped
 
 _ROUTE_WAIT = 1.0
@@ -97,8 +97,8 @@ class MainRequest:
 class Aside:
     """A call of the agent's that is not its conversation: a title, a classification.
 
-    Lookahead gives way to it as to any request, and that is all: it has another prompt, so it is neither sent
-    to the conversation's slot nor taken for the request that follows a commit.
+    Lookahead gives way to it as to any request, and that is all: it has another prompt, so it is kept off the
+    conversations' slots and not taken for the request that follows a commit.
     """
 
     request_ready: concurrent.futures.Future[None] | None = None
@@ -107,10 +107,11 @@ class Aside:
         self._backend, self._session = backend, f"{session}\0aside"
 
     def request_started(self) -> dict[str, Any]:
-        """Lookahead gives way."""
-        if self._backend is not None:
-            self._backend.main_arrived(self._session)
-        return {}
+        """Lookahead gives way; the server is told where it does no harm."""
+        if self._backend is None:
+            return {}
+        self._backend.main_arrived(self._session)
+        return self._backend.route(self._session, Stream.ASIDE)
 
     def request_first_token(self) -> None:
         """Small pieces may run again."""

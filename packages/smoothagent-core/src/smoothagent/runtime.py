@@ -14,13 +14,15 @@ from smoothagent.ceiling import Ceiling
 from smoothagent.codec import Codec, OpenAICodec
 from smoothagent.committing import Commits
 from smoothagent.conversation import Conversation
+from smoothagent.counting import ServerCount
 from smoothagent.delegation import Delegation
 from smoothagent.errors import BackendError, ClosedError, ConfigurationError
 from smoothagent.forks import after_fork
+from smoothagent.in_use import InUse
 from smoothagent.lane import Lane, process_lane
 from smoothagent.ledger import Ledger
 from smoothagent.lookahead import Lookahead
-from smoothagent.machine import Boundary
+from smoothagent.machine import Boundary, State
 from smoothagent.prompt import Prompt
 from smoothagent.record import CommitRecord, CommitReport
 from smoothagent.request import Aside, MainRequest
@@ -51,14 +53,18 @@ class LookaheadRuntime(Generic[M]):
         prompt: what else shapes the tokens; a hook's own ``prompt`` overrides it from then on.
         session: name of the conversation; default a random one.
         ceiling: tokens that an uncommitted request may never reach while a lookahead is late.
-        tokens: counts messages; default an estimate that the server's usage calibrates.
+        tokens: counts messages; default an estimate that the server's usage, or its own count, calibrates.
         lookahead: False transforms at the trigger only, on the critical path, as built-ins do.
         lane: where lookahead work runs; default the process's daemon thread.
         ledger: counts what lookahead cost and saved; default one of its own.
         wait: seconds to wait at most for a lookahead at the ceiling.
 
+    Attributes:
+        in_use: hooks that wait and calls that have not ended, for whoever frees what is idle.
+
     Raises:
-        ConfigurationError: the strategy needs a model and there is no backend, or the ceiling is below hard.
+        ConfigurationError: the strategy needs a model and there is no backend, the ceiling is below hard, or the
+            strategy belongs to another runtime.
     """
 
     def __init__(
@@ -77,8 +83,8 @@ class LookaheadRuntime(Generic[M]):
         wait: float = 30.0,
     ) -> None:
         self.strategy = strategy if isinstance(strategy, LookaheadStrategy) else strategy()
-        hard = self.strategy.hard
         _check(self.strategy, backend, ceiling)
+        self.strategy.belong_to(self)
         self.backend = backend
         self.codec: Codec[M] = codec or cast("Codec[M]", OpenAICodec())
         self.session = session or uuid.uuid4().hex
@@ -94,14 +100,17 @@ class LookaheadRuntime(Generic[M]):
             backend,
             self._lane,
             self.ledger,
-            Ceiling(ceiling, hard),
+            Ceiling(ceiling, self.strategy.waits_for),
         )
         self._commits = Commits(self._lookahead, wait)
+        self._count = ServerCount(self._lookahead)
         self._observer = self._lookahead.observer
         self._closed = False
         self._checked: Prompt | None = None
-        self._tools_learnt = False
+        self._learnt: dict[str, Any] = {}
         self._asides = 0
+        self._waited = False
+        self.in_use = InUse()
         self._probe: concurrent.futures.Future[None] | None = None
         after_fork(self._start_afresh)
 
@@ -136,6 +145,7 @@ class LookaheadRuntime(Generic[M]):
             self._follow(messages, prompt)
             conversation, view = self._conversation, self._conversation.view
             conversation.known = len(view)
+            self._count.boundary()
             busy = lookahead.job is not None
             wants = self.lookahead and not busy and self.ledger.allows() and lookahead.ask("should_lookahead")
             promote = busy and lookahead.ask("should_promote")
@@ -149,7 +159,7 @@ class LookaheadRuntime(Generic[M]):
         """A context manager around the agent's own call: marks it, paces lookahead beside it, measures it."""
         if prompt is not None:
             with self._lookahead.lock:
-                self._conversation.prompt = prompt
+                self._conversation.prompt = self._completed(prompt) or prompt
         return MainRequest(self)
 
     def wrap(self, client: C) -> C:
@@ -186,6 +196,11 @@ class LookaheadRuntime(Generic[M]):
     def last_commit(self) -> CommitReport | None:
         """How the last commit turned out, None before the first."""
         return self._commits.last
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._closed
 
     @property
     def prompt(self) -> Prompt:
@@ -234,9 +249,23 @@ class LookaheadRuntime(Generic[M]):
             self._commits.close()
             lookahead.drop("closed")
             self._observer.closing()
-        if self.backend is not None:
-            self.backend.release(self.session)
+        self._release()
         return lookahead.previous
+
+    def rest(self) -> None:
+        """Free what the server holds and what is prepared, as for a conversation that has long been idle.
+
+        Unlike after `close`, the next hook goes on, with the record of the last commit.
+        """
+        with self._lookahead.lock:
+            self._lookahead.drop("idle")
+            self._lookahead.state = State(next_id=self._lookahead.state.next_id)
+        self._release()
+
+    def _release(self) -> None:
+        """Free what the server holds, on the lane: behind the job's cancellation, or the job would lease slots anew."""
+        if self.backend is not None:
+            self._lane.call(self.backend.release, self.session)
 
     # ---- inside --------------------------------------------------------------------------------
 
@@ -245,7 +274,7 @@ class LookaheadRuntime(Generic[M]):
             ours = self._conversation.is_sent_by(call.get("messages"))
             self._asides = 0 if ours else self._asides + 1
             if ours:
-                self._learn_tools(call.get("tools"))
+                self._learn(call)
             elif self._asides == _STRANGE:
                 self._observer.say_once(
                     "aside",
@@ -255,38 +284,56 @@ class LookaheadRuntime(Generic[M]):
                 )
         return MainRequest(self if ours else Aside(self.backend, self.session))
 
-    def _learn_tools(self, tools: object) -> None:
-        """Tools are part of every prompt: what the calls send is what has to be warmed."""
-        if not isinstance(tools, (list, tuple)):
+    def _learn(self, call: Mapping[str, Any]) -> None:
+        """What the calls send beside the conversation is part of every prompt, and has to be warmed with it."""
+        tools, system = call.get("tools"), self._conversation.system_before(call.get("messages"))
+        if isinstance(tools, (list, tuple)):
+            self._take_over("tools", list(cast("Sequence[Mapping[str, Any]]", tools)))
+        if system is not None:
+            self._take_over("system", system)
+
+    def _take_over(self, name: str, sent: list[Mapping[str, Any]] | str) -> None:
+        prompt = self._conversation.prompt
+        told = getattr(prompt, name)
+        if (list(told) if name == "tools" else told) == sent:
             return
-        sent, prompt = list(cast("Sequence[Mapping[str, Any]]", tools)), self._conversation.prompt
-        if sent == list(prompt.tools):
-            return
-        if prompt.tools and not self._tools_learnt:
+        if told and name not in self._learnt:
             self._observer.say_once(
-                "tools",
-                f"the calls send {len(sent)} tools and the runtime was told of {len(prompt.tools)}, or in another "
-                "order or form: what is warmed will not be found. Pass Prompt(tools=…) as sent, or leave them out",
+                name,
+                f"the {name} that the calls send are not those that the runtime was told of, or in another order or "
+                f"form: what is warmed will not be found. Pass Prompt({name}=…) as sent, or leave it out",
             )
             return
-        self._tools_learnt = True
-        self._conversation.prompt = replace(prompt, tools=sent)
+        self._learnt[name] = sent
+        self._conversation.prompt = replace(prompt, **{name: sent})
 
     def _committing(self, messages: Sequence[M], prompt: Prompt | None) -> Procedure[list[M]]:
-        return self._commits.procedure(messages, lambda: self._follow(messages, prompt))
+        with self.in_use.during():
+            return (yield from self._commits.procedure(messages, lambda: self._follow(messages, prompt)))
 
     def _follow(self, messages: Sequence[M], prompt: Prompt | None) -> None:
         if self._closed:
             raise ClosedError(f"the runtime of session {self.session!r} is closed: make a new one for it")
+        self.in_use.noted()
         self._ask_server()
-        self._conversation.follow(messages, prompt)
+        self._conversation.follow(messages, self._completed(prompt))
         prompt = self._conversation.prompt
         if prompt is not self._checked:
             self.strategy.check(prompt)
             self._checked = prompt
 
+    def _completed(self, prompt: Prompt | None) -> Prompt | None:
+        """A prompt that a hook names, with what was learnt from the calls where it says nothing."""
+        if prompt is None or not self._learnt:
+            return prompt
+        missing = {k: v for k, v in self._learnt.items() if not getattr(prompt, k)}
+        completed = replace(prompt, **missing) if missing else prompt
+        # The same object as long as it is the same prompt: another one is counted and digested anew.
+        return self._conversation.prompt if completed == self._conversation.prompt else completed
+
     def _start_afresh(self) -> None:
         self._probe = None  # it was asked on the parent's lane
+        self.in_use.forget()
 
     def _ask_server(self) -> None:
         """Find out, once and from the first hook on, what the server can do, so that requests are routed right."""
@@ -294,13 +341,14 @@ class LookaheadRuntime(Generic[M]):
         if isinstance(backend, LoopBound):
             backend.note_loop()
         if self._probe is None and backend is not None:
-            self._probe = self._lane.spawn(self._learn(backend))
+            self._probe = self._lane.spawn(self._ask_caps(backend))
 
-    async def _learn(self, backend: Backend) -> None:
+    async def _ask_caps(self, backend: Backend) -> None:
         try:
             self._lookahead.server_known(await backend.caps())
         except BackendError as error:
             log.debug("session %s: the server could not be asked yet: %s", self.session, error)
+            self._probe = None  # it may still be starting: the next hook asks again
 
     # ---- what a main request tells -------------------------------------------------------------
 
@@ -308,12 +356,14 @@ class LookaheadRuntime(Generic[M]):
     def request_ready(self) -> concurrent.futures.Future[None] | None:
         """Done once the server's kind is known and calls can be routed; None where there is nothing to wait for."""
         self._ask_server()
-        probe = self._probe
-        return None if probe is None or probe.done() else probe
+        probe, waited = self._probe, self._waited
+        self._waited = True
+        return None if waited or probe is None or probe.done() else probe
 
     def request_started(self) -> dict[str, Any]:
         """Mark and route the agent's own call; lookahead gives way."""
         self._observer.request_started()
+        self.in_use.begins()
         if self.backend is None or self._closed:
             return {}  # after closing it is a call like any other: nothing may be leased for it
         self.backend.main_arrived(self.session)
@@ -333,6 +383,7 @@ class LookaheadRuntime(Generic[M]):
 
     def request_done(self) -> None:
         """Tool time begins."""
+        self.in_use.ends()
         if self.backend is not None:
             self.backend.main_done(self.session)
 
@@ -341,6 +392,6 @@ def _check(strategy: LookaheadStrategy, backend: Backend | None, ceiling: int | 
     if strategy.needs_model and backend is None:
         name = type(strategy).__name__
         raise ConfigurationError(f"{name} needs a model: pass backend=OpenAIBackend(...) to LookaheadRuntime")
-    hard = strategy.hard
+    hard = strategy.waits_for
     if ceiling is not None and hard is not None and ceiling < hard:
         raise ConfigurationError(f"ceiling is {ceiling} tokens and hard is {hard}: the ceiling must be at least hard")

@@ -15,7 +15,8 @@ class MainState:
     Attributes:
         messages: the current view, oldest first.
         strategy_data: per-strategy metadata; the runtime keeps ``tokens`` (of the next prompt),
-            ``sizes`` (tokens of each message), ``turns`` (completed), ``growth`` and ``count`` in it.
+            ``sizes`` (tokens of each message), ``natives`` (the framework's own messages), ``turns``
+            (completed), ``growth`` and ``count`` in it, and ``now`` on the critical path.
     """
 
     messages: list[Message] = field(default_factory=list[Message])

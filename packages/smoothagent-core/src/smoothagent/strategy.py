@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import copy
 import inspect
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Sequence
-from typing import NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
+from smoothagent.errors import ConfigurationError
 from smoothagent.limits import Growth
 from smoothagent.message import Message, leading_system
 from smoothagent.prompt import Prompt
@@ -83,6 +85,21 @@ class LookaheadStrategy(ABC):
         self.main = MainState()
         self.la = LookaheadState()
         self.model: Model | None = None
+        self._owner: weakref.ref[Any] | None = None
+
+    def belong_to(self, runtime: object) -> None:
+        """One strategy, one conversation: its state would else be another's at any moment.
+
+        Raises:
+            ConfigurationError: it belongs to another runtime that is not closed.
+        """
+        owner = self._owner() if self._owner is not None else None
+        if owner is not None and owner is not runtime and not owner.closed:
+            raise ConfigurationError(
+                f"this {type(self).__name__} belongs to session {owner.session!r} already: pass a factory "
+                f"(lambda: {type(self).__name__}(...)), so that every runtime gets a strategy of its own"
+            )
+        self._owner = weakref.ref(runtime)
 
     @abstractmethod
     def should_lookahead(self) -> bool:
@@ -113,9 +130,15 @@ class LookaheadStrategy(ABC):
         del history
         return Commit(self.la.last_segment_end, list(self.la.transformed))
 
-    def tail_fits(self, tail_tokens: int, view_tokens: int) -> str:
-        """``ok``, or ``short``/``long`` where a prepared result leaves too little or too much verbatim."""
-        del tail_tokens, view_tokens
+    def tail_fits(self, tail_tokens: int, view_tokens: int, boundary: int) -> str:
+        """``ok``, or ``short``/``long`` where a prepared result leaves too little or too much verbatim.
+
+        Args:
+            tail_tokens: tokens that would stay verbatim.
+            view_tokens: tokens of the next prompt with the result, system text and tools included.
+            boundary: messages of ``main.messages`` that the result stands for.
+        """
+        del tail_tokens, view_tokens, boundary
         return "ok"
 
     def warmable(self, history: Sequence[Message]) -> list[Message]:
@@ -140,9 +163,19 @@ class LookaheadStrategy(ABC):
         return twin
 
     @property
+    def waits_for(self) -> int | None:
+        """The token trigger at which a commit may have to wait for a lookahead: the ceiling is a quarter above it."""
+        return self.hard
+
+    @property
     def tokens(self) -> int:
         """Tokens of the next prompt, as counted by the runtime."""
         return int(self.main.strategy_data.get("tokens", 0))
+
+    @property
+    def on_critical_path(self) -> bool:
+        """Whether ``transform`` runs on the critical path, for the commit that is due, and not ahead of time."""
+        return bool(self.main.strategy_data.get("now"))
 
     @property
     def sizes(self) -> Sequence[int]:
@@ -205,9 +238,10 @@ class CutStrategy(LookaheadStrategy):
         return prediction is not None and (prediction.tail or prediction.cut > self.la.last_segment_end)
 
     def transform(self) -> Awaitable[None] | None:
-        """Prepare the predicted cut, or the present one where a commit is due already."""
+        """Prepare the predicted cut, or the present one on the critical path."""
         history = self.main.messages
-        prediction = self.predict(history) or Prediction(self.cut(history), tail=True)
+        ahead = None if self.on_critical_path else self.predict(history)
+        prediction = ahead or Prediction(self.cut(history), tail=True)
         lead = leading_system(history)
         covered = history[lead : prediction.cut]
         # Called later, so that a lookahead cancelled before it begins leaves no coroutine unawaited.

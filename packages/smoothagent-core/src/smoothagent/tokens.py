@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from smoothagent.errors import ConfigurationError
-from smoothagent.message import Message
+from smoothagent.message import Message, sent_back
 from smoothagent.prompt import Prompt
 
 MEDIA_TOKENS = 800
@@ -132,10 +132,6 @@ class FunctionCounter:
 _MEDIA = ("image", "input_image", "audio", "input_audio", "video", "file", "input_file")
 
 
-_SENT_BACK = ("reasoning_content", "reasoning", "refusal", "function_call")
-"""Fields besides content that a template prints where they are sent back."""
-
-
 def _is_media(part: Mapping[str, Any]) -> bool:
     return str(part.get("type", "")).startswith(_MEDIA)
 
@@ -162,8 +158,7 @@ def _texts(message: Message) -> Iterator[str]:
     for call in message.tool_calls:
         yield call.name
         yield call.arguments
-    for key in _SENT_BACK:
-        value = message.extra.get(key)
+    for value in sent_back(message) if message.extra else ():
         if value:
             yield value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=repr)
 

@@ -24,6 +24,9 @@ class FakeChat(FakeServer):
     per_step: float = 0.01
     answer: str = "all is well"
     reasons: bool = False
+    reasons_as: str = "reasoning_content"
+    needs_user: bool = False
+    finish: str | None = "stop"
     calls: bool = False
     refuses: dict[str, str] = field(default_factory=dict[str, str])
     refuse_any_value: bool = False
@@ -34,11 +37,14 @@ class FakeChat(FakeServer):
     load: Any = None
     known: list[list[int]] = field(default_factory=list[list[int]])
     computed: int = 0
-    running: set[str] = field(default_factory=set[str])
+    open_at_abort: list[str] = field(default_factory=list[str])
 
     async def handle(self, seen: Seen) -> Reply:
         if seen.path == "/v1/chat/completions":
             return await self._chat(seen.body)
+        if seen.path == "/abort_request":
+            named = [s for s in self.seen if s.body.get("rid") == seen.body["rid"] and s is not seen]
+            self.open_at_abort += [s.body["rid"] for s in named if not s.ended and not s.broken]
         answer = self._about(seen.path)
         return (404, {"error": {"message": "Not Found"}}) if answer is None else (200, answer)
 
@@ -64,7 +70,11 @@ class FakeChat(FakeServer):
         for name, words in self.refuses.items():
             if name in body and (self.refuse_any_value or name != "max_tokens" or body[name] == 0):
                 return 400, {"error": {"message": words}}
-        text = "".join(f"<{m['role']}>{m.get('content')}" for m in body["messages"])
+        if self.needs_user and not any(m["role"] == "user" for m in body["messages"]):
+            return 400, {"error": {"message": "No user query found in messages."}}
+        text = "".join(f"[{t}]" for t in body.get("tools", ())) + "".join(
+            f"<{m['role']}>{m.get('content')}" for m in body["messages"]
+        )
         tokens = [hash(text[i : i + 4]) for i in range(0, len(text) - 3, 4)]
         hit = max([shared(tokens, k) for k in self.known], default=0) // self.block * self.block
         if not self.caches:
@@ -99,12 +109,13 @@ class FakeChat(FakeServer):
         part = "" if not said and limit < self.needs else rest[:limit]
         if self.reasons and not said:
             await asyncio.sleep(self.per_step)
-            yield {"choices": [{"delta": {"reasoning_content": "hm"}, "finish_reason": None}]}
+            yield {"choices": [{"delta": {self.reasons_as: "hm"}, "finish_reason": None}]}
             if limit < len(rest):
                 yield {"choices": [{"delta": {}, "finish_reason": "length"}]}
                 return
         for char in part:
             await asyncio.sleep(self.per_step)
             yield {"choices": [{"delta": {"content": char}, "finish_reason": None}]}
-        yield {"choices": [{"delta": {}, "finish_reason": "stop" if part == rest else "length"}]}
+        if part != rest or self.finish is not None:
+            yield {"choices": [{"delta": {}, "finish_reason": self.finish if part == rest else "length"}]}
         yield {"choices": [], "usage": self._usage(tokens, hit, len(part))}

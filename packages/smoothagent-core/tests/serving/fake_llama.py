@@ -37,6 +37,7 @@ class FakeLlama(FakeServer):
     answer: str = "All is well."
     can_save: bool = True
     shows_slots: bool = True
+    per_copy: float = 0.0
     files: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
     slots: list[Slot] = field(default_factory=_slots)
     evaluated: int = 0
@@ -106,6 +107,7 @@ class FakeLlama(FakeServer):
         if "/" in name:
             return 400, {"error": {"message": "Invalid filename"}}
         async with slot.lock:
+            await asyncio.sleep(self.per_copy)
             if path.endswith("save"):
                 self.files[name] = list(slot.tokens)
                 return 200, {"n_saved": len(slot.tokens)}

@@ -15,7 +15,7 @@ from examples import examples
 from smoothagent.errors import BackendUnreachableError, ConfigurationError
 from smoothagent.serving.costs import Kind
 from smoothagent.serving.others import Load
-from smoothagent.serving.pacer import Pacer
+from smoothagent.serving.pacer import HOLD, Pacer
 from smoothagent.serving.piece import Grant
 from smoothagent.serving.unpaced import Unpaced
 from virtual_clock import run_virtual
@@ -131,7 +131,7 @@ def test_pieces_beside_a_decode_stay_within_their_share(
     share = pacer.promoted_share if own else pacer.share
     # One piece may be under way when credit is just enough; the first are of a size that knows nothing.
     longest = max(beside, default=0.0)
-    assert spent <= share * (decode - spent) + (1 + share) * (longest + pacer.idle_piece)
+    assert spent <= share * (decode - spent) + (1 + share) * (longest + pacer.sizes.idle_piece)
     if decode > 3:
         assert spent > 0.3 * share / (1 + share) * decode * per_token / (per_token + fixed), "the credit is used"
 
@@ -255,6 +255,47 @@ def test_other_processes_are_waited_for_but_not_for_ever() -> None:
     run_virtual(main())
     assert looks < 250
     assert pacer.stats.overdue == 1
+
+
+def test_a_tool_time_is_used_although_others_decoded_when_they_were_last_looked_at() -> None:
+    """Only another look tells that they have stopped."""
+    busy = [Load(decoding=1)]
+    looks: list[float] = []
+
+    async def watch(own: int) -> Load:
+        looks.append(asyncio.get_running_loop().time())
+        return busy[0]
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        pacer = Pacer(watch=watch)
+        async with pacer.piece("c", Kind.PREFILL) as grant:
+            await asyncio.sleep(0.01)
+            grant.report(16)
+        busy[0] = Load()
+        await asyncio.sleep(0.1)
+        began = loop.time()
+        async with pacer.piece("c", Kind.PREFILL) as grant:
+            assert not grant.beside_decode
+        assert loop.time() - began < 0.1
+
+    run_virtual(main())
+    assert len(looks) < 200
+
+
+def test_what_a_look_shows_counts_for_the_piece_it_was_made_for() -> None:
+    """Others decode: the piece waits for tool time, and then for credit."""
+
+    async def watch(own: int) -> Load:
+        return Load(decoding=1)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        async with Pacer(watch=watch).piece("c", Kind.PREFILL) as grant:
+            assert grant.beside_decode
+        assert loop.time() >= HOLD
+
+    run_virtual(main())
 
 
 def test_pieces_shrink_while_others_use_the_server() -> None:

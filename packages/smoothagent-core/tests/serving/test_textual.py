@@ -10,11 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.fake_chat import FakeChat
-from smoothagent.errors import ConfigurationError
+from smoothagent.errors import BackendUnreachableError, ConfigurationError
 from smoothagent.prompt import Prompt
 from smoothagent.serving.backend import Stream, Usage
+from smoothagent.serving.costs import Kind
 from smoothagent.serving.dialects.textual import common_chars, cut_at, priority_below
 from smoothagent.serving.openai import OpenAIBackend
+from smoothagent.serving.pacer import Pacer
 from virtual_clock import run_virtual
 
 LONG = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Look at this file. " * 200}]
@@ -147,11 +149,73 @@ def test_a_summary_is_continued_over_arrivals(kind: str) -> None:
     assert {x["tool_choice"] for x in server.bodies(CHAT)} == {choice}
 
 
-def test_a_model_that_reasons_first_is_asked_in_one_go() -> None:
-    server = FakeChat(metrics=METRICS, reasons=True)
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
+def test_a_model_that_reasons_first_is_asked_in_one_go(field: str) -> None:
+    server = FakeChat(metrics=METRICS, reasons=True, reasons_as=field)
     answer = run_virtual(backend(server).generate("c", QUESTION, Prompt(), max_tokens=50, lookahead=True))
     assert answer.text == server.answer
     assert not any("continue_final_message" in x for x in server.bodies(CHAT))
+
+
+@pytest.mark.parametrize("kind", ["vllm", "hosted"])
+def test_an_answer_that_just_stops_is_none(kind: str) -> None:
+    server = FakeChat(metrics=METRICS, kind=kind, finish=None)
+    with pytest.raises(BackendUnreachableError, match="broke off"):
+        run_virtual(backend(server).generate("c", QUESTION, Prompt(model="m"), max_tokens=50, lookahead=True))
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+def test_no_prefill_ends_before_the_first_user_message(kind: str) -> None:
+    """Templates of today refuse a prompt of system text alone."""
+    server = FakeChat(metrics=METRICS) if kind == "vllm" else sglang()
+    server.needs_user = True
+    system = {"role": "system", "content": "You are careful. " * 40}
+    b = backend(server)
+
+    async def main() -> None:
+        assert (await b.prefill("c", [system, *LONG], Prompt())).prompt_tokens > 0
+        # The prompt of a sub-agent whose instruction is not there yet.
+        assert (await b.prefill("d", [system], Prompt())).prompt_tokens > 0
+
+    run_virtual(main())
+    assert len(server.bodies(CHAT)) > 3
+
+
+@pytest.mark.parametrize("reports", [True, False])
+def test_a_piece_costs_what_it_adds_whether_or_not_the_server_says_what_was_cached(reports: bool) -> None:
+    """A warm prefix of thousands of tokens, extended by a hundred at a time."""
+    server = FakeChat(metrics=METRICS, reports=reports, per_token=0.005)
+    pacer = Pacer()
+    b = backend(server, pacer=pacer)
+    messages = list(LONG)
+
+    async def main() -> None:
+        await b.prefill("c", messages, Prompt())
+        for turn in range(20):
+            messages.append({"role": "user", "content": f"{turn:4} " + "more of this " * 30})
+            usage = await b.prefill("c", messages, Prompt())
+            assert usage.prompt_tokens - (usage.cached_tokens or 0) < 200
+            for kind in ("idle", "beside"):
+                assert getattr(pacer.sizes, kind)(Kind.PREFILL, 16, **KEYS[kind]) < 150
+
+    run_virtual(main())
+
+
+KEYS: dict[str, dict[str, bool]] = {"idle": {"shared": False}, "beside": {"own_hurry": False}}
+
+
+def test_large_tools_do_not_make_pieces_of_single_characters() -> None:
+    """A template prints the tools with the first piece already, so the whole prompt tells nothing of the text."""
+    server = FakeChat(metrics=METRICS)
+    tools = Prompt(tools=[{"type": "function", "function": {"name": "sed", "description": "use it " * 6000}}])
+    b = backend(server)
+
+    async def main() -> None:
+        await b.prefill("c", LONG, tools)
+        await b.prefill("c", [*LONG, *LONG, *LONG], tools)
+
+    run_virtual(main())
+    assert len(server.bodies(CHAT)) < 60
 
 
 def test_an_answer_that_calls_a_tool_is_one() -> None:
@@ -206,7 +270,8 @@ def test_sglang_without_priorities_is_sent_none() -> None:
     b = backend(server)
     run_virtual(b.prefill("c", LONG, Prompt()))
     assert not any("priority" in x or "custom_params" in x for x in server.bodies(CHAT))
-    assert all(x["max_tokens"] == 0 and x["rid"] for x in server.bodies(CHAT))
+    # Older versions take 0 for no limit, and would decode to the end.
+    assert all(x["max_tokens"] == 1 and x["rid"] for x in server.bodies(CHAT))
     assert b.route("c", Stream.MAIN) == {}
 
 
@@ -226,12 +291,47 @@ def test_sglang_priorities_in_either_polarity(info: dict[str, Any], lookahead: i
     assert b.route("c", Stream.MAIN).get("extra_body", {}).get("priority") == main
 
 
-def test_sglang_refuses_zero_tokens_once() -> None:
+def test_a_cancelled_request_is_aborted_while_its_connection_is_still_open() -> None:
+    """SGLang forgets the rid of a request whose connection is closed, and lets it run on for seconds."""
+
+    async def main(kind: str) -> None:
+        server = sglang()
+        server.per_token = server.per_step = 1.0
+        b = backend(server)
+        await b.caps()
+        if kind == "prefill":
+            job: Any = asyncio.ensure_future(b.prefill("c", LONG, Prompt()))
+        else:
+            job = asyncio.ensure_future(b.generate("c", QUESTION, Prompt(), max_tokens=50, lookahead=True))
+        await asyncio.sleep(2)
+        [asked] = [x for x in server.seen if x.path == CHAT]
+        if kind == "arrival":
+            b.main_arrived("c")
+            await asyncio.sleep(0.1)
+        else:
+            job.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await job
+        [abort] = [x for x in server.seen if x.path == "/abort_request"]
+        assert abort.body == {"rid": asked.body["rid"]}
+        assert server.open_at_abort == [asked.body["rid"]]
+        assert asked.broken
+        job.cancel()
+
+    for kind in ("prefill", "generate", "arrival"):
+        run_virtual(main(kind))
+
+
+def test_what_has_ended_is_not_aborted() -> None:
     server = sglang()
-    server.refuses = {"max_tokens": "max_tokens must be at least 1"}
-    run_virtual(backend(server).prefill("c", LONG, Prompt()))
-    assert [x["max_tokens"] for x in server.bodies(CHAT)][:2] == [0, 1]
-    assert {x["max_tokens"] for x in server.bodies(CHAT)[1:]} == {1}
+    b = backend(server)
+
+    async def main() -> None:
+        await b.prefill("c", LONG, Prompt())
+        await b.cancel("c")
+
+    run_virtual(main())
+    assert server.bodies("/abort_request") == []
 
 
 def test_our_scheduler_gets_class_deadline_promotion_and_abort() -> None:

@@ -14,11 +14,15 @@ Wire = Mapping[str, Any]
 
 
 class Stream(StrEnum):
-    """The three token streams of a conversation (docs/serving.md, "Pacing")."""
+    """The three token streams of a conversation (docs/serving.md, "Pacing"), and what is none of them.
+
+    ``ASIDE`` is a call of the agent's with a prompt of its own (a title): it must not land on what the others hold.
+    """
 
     MAIN = "main"
     SUMMARY = "summary"
     LOOKAHEAD = "lookahead"
+    ASIDE = "aside"
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,9 +39,13 @@ class Others:
         self._shared_until = float("-inf")
         self._waiting_since: float | None = None
 
+    def look_in(self, now: float) -> float:
+        """Seconds until the last look is too old to go by."""
+        return self._looked_at + (LOOK_AGAIN if self.shared(now) else LOOK_ALONE) - now
+
     def look_due(self, now: float) -> bool:
         """Whether the last look is too old to go by."""
-        return now >= self._looked_at + (LOOK_AGAIN if self.shared(now) else LOOK_ALONE)
+        return self.look_in(now) <= 0
 
     def shared(self, now: float) -> bool:
         """Whether others were seen lately."""

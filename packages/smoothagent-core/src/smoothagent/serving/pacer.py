@@ -19,30 +19,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 
 from smoothagent.errors import BackendError, ConfigurationError
-from smoothagent.serving.costs import Kind, PieceCosts
+from smoothagent.serving.costs import Kind
 from smoothagent.serving.credit import Credit
 from smoothagent.serving.others import Load, Others, Watch
 from smoothagent.serving.piece import Grant, Piece, Ticket
+from smoothagent.serving.sizes import PieceSizes
 
-FIRST_PREFILL, FIRST_DECODE = 16, 2
-"""Tokens of the first piece of a kind, when nothing is known of the server's speed."""
-LEAST_BESIDE = 4
-"""Tokens of a prefill piece beside a decode, whatever it seems to cost: on a busy machine a single token's cost is
-mostly noise, and pieces of one token would never get anything done. The credit still bounds how often."""
-MOST_TOKENS = 4096
-PAUSES_KEPT = 8
-"""Tool times that are remembered; the shortest of them is what the next one may be."""
 BETWEEN_PIECES = 0.25
 """Seconds after a piece within which the next one of the same work is to be expected."""
 HOLD = 5.0
 """Seconds that work waits for tool time, where the last one sufficed, before it runs beside a decode after all."""
-SHARE_OF_PAUSE = 1 / 3
-"""Of a tool time, the most that one piece takes: the next main request may arrive in the middle of it."""
 
 
 @dataclass(slots=True)
@@ -89,14 +81,12 @@ class Pacer:
         }.items():
             if value <= 0:
                 raise ConfigurationError(f"Pacer({name}={value}): it must be above 0, or nothing would ever be warmed")
-        self.idle_piece = idle_piece
-        self.decode_piece = decode_piece
         self.share = share
         self.promoted_share = promoted_share
         self.watch = watch
         self.foreign_patience = foreign_patience
         self.stats = PacerStats()
-        self._costs = PieceCosts()
+        self.sizes = PieceSizes(idle_piece, decode_piece)
         self.reset()
 
     def reset(self) -> None:
@@ -106,7 +96,7 @@ class Pacer:
         self._decoding: Counter[str] = Counter()
         self._promoted: set[str] = set()
         self._paused_at: float | None = None
-        self._pauses: deque[float] = deque(maxlen=PAUSES_KEPT)
+        self.sizes.reset()
         self._move_to(None)
 
     def _move_to(self, loop: asyncio.AbstractEventLoop | None) -> None:
@@ -130,7 +120,7 @@ class Pacer:
         with self._lock:
             self._accrue()
             if self._paused_at is not None:
-                self._pauses.append(self._now() - self._paused_at)
+                self.sizes.paused(self._now() - self._paused_at)
                 self._paused_at = None
             # Work was left over when the tool time ended; between two pieces it may not be queued at the moment.
             self._pressed = bool(self._queue or self._granted) or self._now() < self._worked_at + BETWEEN_PIECES
@@ -203,7 +193,11 @@ class Pacer:
             while True:
                 delay = self._delay_in_turn(ticket)
                 if delay == 0 and await self._look():
-                    return self._grant(ticket)
+                    # What was seen may forbid what nothing forbade before.
+                    delay = self._delay(ticket, looked=True)
+                    if delay == 0:
+                        return self._grant(ticket)
+                    self._unreserve()
                 if delay != 0:
                     await self._sleep(delay)
         finally:
@@ -228,10 +222,10 @@ class Pacer:
             self.stats.pieces += 1
             self.stats.preempted += grant.preempted
             if not cut_short:
-                self._costs.observe(grant.kind, grant.beside_decode, grant.done_tokens, seconds)
+                self.sizes.observe(grant.kind, grant.beside_decode, grant.done_tokens, seconds)
             if grant.beside_decode:
-                added = self._added(grant, seconds, grant.tokens if cut_short else grant.done_tokens)
-                self._credit.charge(added - grant.paid)
+                tokens = grant.tokens if cut_short else grant.done_tokens
+                self._credit.charge(self.sizes.added(grant.kind, tokens, seconds) - grant.paid)
                 self.stats.charged = self._credit.charged
             self._active = None
             self._reserved = False
@@ -249,22 +243,29 @@ class Pacer:
             first = next(t for t in ahead if self._delay(t) == 0)
             return 0 if first is ticket else None
 
-    def _delay(self, ticket: Ticket) -> float | None:
-        if self._reserved or self._arrived:
-            return None
-        if ticket.at_rest and self._decoding[ticket.conversation]:
-            return None
-        wait = self._others.wait(self._now())
-        if wait > 0:
-            return wait
-        if self._beside_decode:
-            held = ticket.since + HOLD - self._now()
+    def _delay(self, ticket: Ticket, *, looked: bool = False) -> float | None:
+        """Seconds until ``ticket`` may run if it were alone; ``looked``: the place is its own, and the look fresh."""
+        with self._lock:
+            if self._arrived or (self._reserved and not looked):
+                return None
+            if ticket.at_rest and self._decoding[ticket.conversation]:
+                return None
+            now = self._now()
+            wait = 0.0 if looked else self._others.wait(now)
+            if wait > 0:
+                return wait
+            if not self._beside_decode:
+                return 0
+            # Others have not told that they stopped decoding: only another look tells.
+            look_in = inf if self._decoding or looked else self._others.look_in(now)
+            if look_in <= 0:
+                return 0
+            held = ticket.since + HOLD - now
             if held > 0 and not self._pressed and not self._promoted:
-                return held
+                return min(held, look_in)
             self._pressed = True
             self._accrue()
-            return self._credit.wait(self._need(ticket), self._share())
-        return 0
+            return min(self._credit.wait(self._need(ticket), self._share()), look_in)
 
     async def _look(self) -> bool:
         """Reserve the place and look at the server's state; whether the piece may go now."""
@@ -314,31 +315,23 @@ class Pacer:
     def _share(self) -> float:
         return self.promoted_share if self._own_hurry else self.share
 
-    def _beside_seconds(self) -> float:
-        """What one piece may add to a gap between tokens."""
-        return self.idle_piece if self._own_hurry else self.decode_piece
-
     def _need(self, ticket: Ticket) -> float:
         """Credit a piece beside decoding must find."""
-        if ticket.kind is Kind.COPY:
-            return self.decode_piece
-        return max(self._beside_seconds(), self._costs.added_token(ticket.kind) * ticket.least)
+        return self.sizes.need(ticket.kind, ticket.least, self._own_hurry)
 
     def _accrue(self) -> None:
-        cap = max([self._beside_seconds(), *(self._need(t) for t in self._queue)])
+        cap = max([self.sizes.may_add(self._own_hurry), *(self._need(t) for t in self._queue)])
         idle = not self._arrived and not self._beside_decode
         self._credit.accrue(self._now(), decoding=self._beside_decode, idle=idle, share=self._share(), cap=cap)
-
-    def _added(self, grant: Grant, seconds: float, tokens: int) -> float:
-        """Seconds by which a piece of ``tokens`` delayed the main request beside it."""
-        each = self._costs.added_token(grant.kind) if grant.kind is not Kind.COPY else 0.0
-        return min(seconds, each * tokens) if each else seconds
 
     def _grant(self, ticket: Ticket) -> Grant:
         with self._lock:
             beside = self._beside_decode or self._others.load.waiting > 0
-            size = self._size_beside(ticket.kind) if beside else self._size_idle(ticket.kind)
-            grant = Grant(ticket.kind, min(MOST_TOKENS, max(ticket.least, size)), beside)
+            if beside:
+                size = self.sizes.beside(ticket.kind, ticket.least, self._own_hurry)
+            else:
+                size = self.sizes.idle(ticket.kind, ticket.least, shared=self._others.shared(self._now()))
+            grant = Grant(ticket.kind, size, beside)
             if beside:
                 # Paid in advance, so that what accrues meanwhile is not lost to the cap; `finish` settles.
                 grant.paid = self._need(ticket)
@@ -346,24 +339,6 @@ class Pacer:
                 self._credit.charge(grant.paid)
             self._granted = grant
             return grant
-
-    def _size_beside(self, kind: Kind) -> int:
-        each = self._costs.added_token(kind)
-        if kind is Kind.DECODE:
-            return min(FIRST_DECODE * 8, int(self._beside_seconds() / each)) if each else FIRST_DECODE
-        return max(LEAST_BESIDE, int(self._beside_seconds() / each)) if each else FIRST_PREFILL
-
-    def _size_idle(self, kind: Kind) -> int:
-        seconds = min([self.idle_piece, *(p * SHARE_OF_PAUSE for p in self._pauses)])
-        if self._others.shared(self._now()):
-            seconds = min(seconds, self.idle_piece / 2)
-        cost = self._costs.idle(kind)
-        tokens = cost.tokens(seconds)
-        least = FIRST_DECODE if kind is Kind.DECODE else FIRST_PREFILL
-        if tokens is None:
-            return least
-        # Where the fixed part eats the whole time, tinier pieces would only do worse: up to twice the time is taken.
-        return max(tokens, least, min(cost.balanced, cost.tokens(2 * seconds) or 0))
 
     # -- waiting and waking ----------------------------------------------------------------
 

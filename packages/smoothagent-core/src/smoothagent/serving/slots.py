@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -32,6 +33,8 @@ class Lease:
                 return self.summary
             case Stream.LOOKAHEAD:
                 return self.lookahead
+            case Stream.ASIDE:
+                raise ValueError("an aside has no slot of the conversation's")
 
 
 class SlotTable:
@@ -68,6 +71,14 @@ class SlotTable:
                     SLOTS_PER_CONVERSATION * (len(self._leases) + 1),
                 )
             return lease
+
+    def spare(self, conversation: str) -> int | None:
+        """A slot that nobody leases, for requests that would else land on one that somebody does.
+
+        The same for all requests of one conversation, which find each other there.
+        """
+        with self._lock:
+            return self._free[zlib.crc32(conversation.encode()) % len(self._free)] if self._free else None
 
     def find(self, conversation: str) -> Lease | None:
         """The conversation's lease if it has one."""

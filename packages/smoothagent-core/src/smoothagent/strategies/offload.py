@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
+import time
 from collections.abc import Sequence
 
 from smoothagent.errors import ConfigurationError
 from smoothagent.message import Message, leading_system
 from smoothagent.prompt import Prompt
 from smoothagent.read_tool import require_read_tool
-from smoothagent.store import OffloadStore, parse_reference, reference_text
+from smoothagent.store import IN_USE_SECONDS, OffloadStore, Reference, parse_reference, reference_text
 from smoothagent.strategy import CutStrategy, Prediction
 from smoothagent.turns import pending
+
+PUT_AGAIN = min(3600.0, IN_USE_SECONDS / 8)
+"""Seconds after which an output that a prompt refers to is put again."""
+_REMEMBERED = 8192
+"""Outputs whose references are remembered."""
 
 
 class Offload(CutStrategy):
@@ -50,6 +57,7 @@ class Offload(CutStrategy):
             )
         self.hard, self.keep, self.min_chars, self.allow_unreadable = hard, keep, min_chars, allow_unreadable
         self.store = store or OffloadStore()
+        self._stored: dict[bytes, tuple[Reference, float]] = {}
 
     def check(self, prompt: Prompt) -> None:
         """Refuse an agent that could not read its own outputs again."""
@@ -114,6 +122,20 @@ class Offload(CutStrategy):
         return len(text) >= self.min_chars and parse_reference(text) is None
 
     def _offloaded(self, message: Message) -> Message:
-        # Put every time, although it is there already: that keeps retention off what is in use.
         text = message.text
-        return message.with_content(reference_text(self.store.put(text), text))
+        return message.with_content(reference_text(self._put(text), text))
+
+    def _put(self, text: str) -> Reference:
+        """Store ``text``, once an hour: what is asked anew at every hook must not write anew each time.
+
+        Not only once, since a put counts as a use, which keeps retention off what a prompt refers to.
+        """
+        key, now = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest(), time.monotonic()
+        known = self._stored.get(key)
+        if known is not None and now < known[1] + PUT_AGAIN:
+            return known[0]
+        reference = self.store.put(text)
+        self._stored[key] = (reference, now)
+        while len(self._stored) > _REMEMBERED:
+            self._stored.pop(next(iter(self._stored)), None)
+        return reference

@@ -36,9 +36,10 @@ class Pipeline(LookaheadStrategy):
         self.front, self.last = stages[:-1], stages[-1]
         self.exact = self.last.exact
         self.needs_model = self.last.needs_model
-        self.minimum_saving = self.last.minimum_saving
+        self.minimum_saving = max(s.minimum_saving for s in stages)
         self.defer = self.last.defer
         self.hard = min((s.hard for s in stages if s.hard is not None), default=None)
+        self._last_acts = True
 
     def should_commit(self) -> bool:
         """Whether any stage's trigger is reached on what reaches it."""
@@ -56,22 +57,23 @@ class Pipeline(LookaheadStrategy):
         return any(self._raw(stage).should_lookahead() for stage in (*self.front, self.last))
 
     def transform(self) -> Awaitable[None] | None:
-        """Run the stages that the next commit will need, if any; the last one also where it is due as things are."""
+        """Run the stages that the next commit will need, if any; on the critical path those that are due."""
+        if self.on_critical_path:
+            last = self._see(self.last, self._through(self.main.messages)[0])
+            return self._run(last) if last.should_commit() else None
         view, front = self._ahead(self.main.messages)
         last = self._see(self.last, view)
-        acts = self._last_will_act(last) and (last.should_commit() or last.predict(view) is not None)
-        if not acts and not self.exact:
-            # An output that is offloaded a turn from now counts in full at a commit that is due before.
-            now = self._see(self.last, self._through(self.main.messages)[0])
-            if now.should_commit():
-                acts, last = True, now
-        if acts:
-            work = last.transform()
-            if work is not None:
-                return self._finish(last, work)
-            self._publish(last)
-        elif front is not None:
+        if self._last_will_act(last) and (last.should_commit() or last.predict(view) is not None):
+            return self._run(last)
+        if front is not None:
             self.la = LookaheadState(list(view[: front.cut]), front.cut, {"tail": front.tail})
+        return None
+
+    def _run(self, last: CutStrategy) -> Awaitable[None] | None:
+        work = last.transform()
+        if work is not None:
+            return self._finish(last, work)
+        self._publish(last)
         return None
 
     async def _finish(self, last: CutStrategy, work: Awaitable[None]) -> None:
@@ -82,11 +84,23 @@ class Pipeline(LookaheadStrategy):
         self.la = last.la
         self.la.strategy_data["last"] = True
 
+    @property
+    def waits_for(self) -> int | None:
+        """The last stage's trigger, where that is the only one whose work may be late."""
+        return self.hard if self.exact else self.last.hard
+
+    def should_promote(self) -> bool:
+        """Any trigger in tokens is reached, or the last stage says so; no stage works anything out for it."""
+        if any(s.hard is not None and self.tokens >= s.hard for s in (*self.front, self.last)):
+            return True
+        return self.last.hard is None and self._raw(self.last).should_commit()
+
     def commit(self, history: Sequence[Message]) -> Commit | None:
         """Earlier stages computed anew, the last one as prepared (or computed, if model-free)."""
         view, covered = self._through(history)
         last = self._see(self.last, view)
-        if not last.should_commit():
+        self._last_acts = last.should_commit()
+        if not self._last_acts:
             return Commit(covered, view[:covered]) if covered else None
         if not self.exact and not self.la.strategy_data.get("last"):
             return None
@@ -103,9 +117,11 @@ class Pipeline(LookaheadStrategy):
         view, _ = self._ahead(history)
         return [*self.la.transformed, *view[self.la.last_segment_end :]]
 
-    def tail_fits(self, tail_tokens: int, view_tokens: int) -> str:
-        """As the last stage says, if it takes part."""
-        return self.last.tail_fits(tail_tokens, view_tokens) if self.la.strategy_data.get("last") else "ok"
+    def tail_fits(self, tail_tokens: int, view_tokens: int, boundary: int) -> str:
+        """As the last stage says, if it takes part in what `commit` was last asked for."""
+        if not self._last_acts:
+            return "ok"
+        return self.last.tail_fits(tail_tokens, view_tokens, boundary) if self.la.strategy_data.get("last") else "ok"
 
     def check(self, prompt: Prompt) -> None:
         """Refuse what any stage refuses."""
@@ -157,5 +173,6 @@ class Pipeline(LookaheadStrategy):
         if last.hard is None or not self.front:
             return True
         first = min((s.hard for s in self.front if s.hard is not None), default=0)
-        coming = max(first - self.tokens, self.growth.still_to_come(self.tokens))
-        return last.tokens + coming >= last.hard
+        if self.tokens >= first:
+            return True  # what the earlier stages have left grows on from here
+        return last.tokens + max(first - self.tokens, self.growth.still_to_come(self.tokens)) >= last.hard

@@ -39,6 +39,7 @@ class Summarize(CutStrategy):
         question: the request to the model.
         prefix: what stands before the summary in its message.
         accept_cut_off: take a summary that ran into ``max_tokens``; otherwise it is rejected.
+        keep_latest_user: keep the latest user message of what is summarized, after the summary.
 
     Raises:
         ConfigurationError: impossible limits.
@@ -59,6 +60,7 @@ class Summarize(CutStrategy):
         question: str = QUESTION,
         prefix: str = PREFIX,
         accept_cut_off: bool = False,
+        keep_latest_user: bool = True,
     ) -> None:
         super().__init__()
         self.limits = Limits(hard, hard // 4 if keep is None else keep, soft)
@@ -68,7 +70,7 @@ class Summarize(CutStrategy):
             raise ConfigurationError(f"Summarize(hard={hard}, max_tokens={max_tokens}): need 1 <= max_tokens < hard")
         self.hard = hard
         self.max_tokens, self.question, self.prefix = max_tokens, question, prefix
-        self.accept_cut_off = accept_cut_off
+        self.accept_cut_off, self.keep_latest_user = accept_cut_off, keep_latest_user
         self._answers: OrderedDict[str, str] = OrderedDict()
         self._written: OrderedDict[str, None] = OrderedDict()
         self._prompt = ""
@@ -94,12 +96,27 @@ class Summarize(CutStrategy):
         return cut
 
     def predict(self, history: Sequence[Message]) -> Prediction | None:
-        """From the soft limit on: the last safe cut below it. The tail follows verbatim."""
-        start = self.limits.start(self.growth)
+        """From the soft limit on: the last safe cut below it. The tail follows verbatim.
+
+        Where too much would stay verbatim by the time of the commit, a later cut that leaves ``keep`` then.
+        """
+        limits = self.limits
+        start = limits.start(self.growth)
         if self.tokens < start:
             return None
-        cut = self.cut(history) if self.tokens >= self.limits.hard else self._within(history, start)
+        cut = self.cut(history) if self.tokens >= limits.hard else self._within(history, start)
+        # However little comes, ``keep`` must be there by the ceiling.
+        expected = min(self._expected(), limits.default_ceiling())
+        if limits.keep and expected - self.tokens + sum(self.sizes[cut:]) > 2 * limits.keep:
+            cut = max(cut, self._within(history, expected - limits.keep))
         return Prediction(cut, tail=True) if cut > leading_system(history) else None
+
+    def _expected(self) -> int:
+        """Tokens of the prompt at the commit: at the next turn, or at the first that reaches the trigger."""
+        growth, hard = self.growth, self.limits.hard
+        if self.tokens >= hard or growth.per_turn <= 0:
+            return self.tokens + growth.still_to_come(self.tokens)
+        return max(self.tokens, int(growth.tokens + growth.per_turn * growth.turns_until(hard)))
 
     def should_lookahead(self) -> bool:
         """The soft limit is reached and nothing is prepared for this view yet."""
@@ -110,7 +127,7 @@ class Summarize(CutStrategy):
 
         Raises SummaryRejectedError or BackendError; the history is kept then.
         """
-        kept = latest_user([m for m in covered if not self.is_summary(m)])
+        kept = latest_user([m for m in covered if not self.is_summary(m)]) if self.keep_latest_user else []
         if len(covered) <= len(kept):
             return list(covered)
         text = self.prefix + await self._answer(covered)
@@ -127,11 +144,15 @@ class Summarize(CutStrategy):
         """
         return message.role == "user" and message.text in self._written
 
-    def tail_fits(self, tail_tokens: int, view_tokens: int) -> str:
+    def tail_fits(self, tail_tokens: int, view_tokens: int, boundary: int) -> str:
         """``short``, ``ok`` or ``long``: whether a prepared result may be committed (the law, 1)."""
-        if tail_tokens < self.limits.keep:
+        keep = self.limits.keep
+        if tail_tokens < keep:
             return "short"
-        if view_tokens >= self.limits.hard or (self.limits.keep and tail_tokens > 2 * self.limits.keep):
+        if view_tokens >= self.limits.hard:
+            return "long"
+        # Where a single turn is longer than that, no other cut would leave less.
+        if keep and tail_tokens > 2 * keep and self._within(self.main.messages, self.tokens - keep) > boundary:
             return "long"
         return "ok"
 
@@ -149,16 +170,21 @@ class Summarize(CutStrategy):
         user = next((sizes[i] for i in reversed(range(lead, cut)) if history[i].role == "user"), 0)
         return self.tokens - sum(sizes[lead:cut]) + self.max_tokens + user
 
+    async def ask(self, covered: Sequence[Message]) -> str:
+        """The model's summary of what is covered. Raises as `Model.generate` does.
+
+        One question after the main stream's own prompt; an adapter may ask otherwise.
+        """
+        if self.model is None:
+            raise ConfigurationError("Summarize needs a model: pass backend= to LookaheadRuntime")
+        system = self.main.messages[: leading_system(self.main.messages)]
+        request = [*system, *covered, Message("user", self.question)]
+        return await self.model.generate(request, max_tokens=self.max_tokens, accept_cut_off=self.accept_cut_off)
+
     async def _answer(self, covered: Sequence[Message]) -> str:
         key = self._key(covered)
         if key not in self._answers:
-            if self.model is None:
-                raise ConfigurationError("Summarize needs a model: pass backend= to LookaheadRuntime")
-            system = self.main.messages[: leading_system(self.main.messages)]
-            request = [*system, *covered, Message("user", self.question)]
-            text = (
-                await self.model.generate(request, max_tokens=self.max_tokens, accept_cut_off=self.accept_cut_off)
-            ).strip()
+            text = (await self.ask(covered)).strip()
             if not text:
                 raise SummaryRejectedError("the model's summary is empty; the history is kept")
             self._answers[key] = text

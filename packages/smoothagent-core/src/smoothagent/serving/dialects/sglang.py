@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, Coroutine, Generator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, TypeVar
 
-from smoothagent.errors import BackendError, BackendProtocolError, BackendRefusedError, RateLimitedError
+from smoothagent.errors import BackendProtocolError, BackendRefusedError, RateLimitedError
 from smoothagent.serving import chat
-from smoothagent.serving.backend import Caps, Generated, Stream, Usage, Wire
+from smoothagent.serving.backend import Caps, Stream, Wire
 from smoothagent.serving.connection import Connection
 from smoothagent.serving.dialects.base import Ask, Options, mapping, rows, whole
+from smoothagent.serving.dialects.streamed import Events
 from smoothagent.serving.dialects.textual import Textual, flags, named_priority, priority_below
 from smoothagent.serving.others import Load
-from smoothagent.serving.unpaced import Pacing
+
+T = TypeVar("T")
 
 CAPABILITY = "lookahead"
 """Key in the server's info that says our scheduler runs there, and in ``custom_params`` that marks a request."""
@@ -25,6 +28,8 @@ DEADLINE = "deadline"
 """Key in ``custom_params``: seconds from the request's arrival until its result is predicted to be committed."""
 NUMBER = "lookahead_id"
 """Key in ``custom_params``: the number `PROMOTE` names the request by."""
+ABORT_WITHIN = 1.0
+"""Seconds that a cancelled request waits at most for the server to be told."""
 RID_DIGITS = 18
 """Digits of a number in a ``rid``; all equally long, so that no rid is a prefix of another (abort matches prefixes)."""
 
@@ -37,8 +42,6 @@ class SGLang(Textual):
 
     def __init__(self, link: Connection, options: Options, served: Sequence[str]) -> None:
         super().__init__(link, options, served)
-        # Chat with max_tokens 0 answers 200 here (tried on 0.5.9 and 0.5.23).
-        self.reply_tokens = 0
         self._classes = False
         self._window: int | None = None
         self._priorities = False
@@ -47,8 +50,8 @@ class SGLang(Textual):
         self._tells_load = True
         self._counts = True
         self._numbers = itertools.count(secrets.randbelow(10**12) * 10**4)
-        self._running: dict[str, set[int]] = {}
-        self._aborts: set[asyncio.Task[None]] = set()
+        self._running: dict[str, set[str]] = {}
+        self._aborts: set[asyncio.Future[None]] = set()
 
     @staticmethod
     async def info(link: Connection) -> Mapping[str, Any]:
@@ -148,7 +151,6 @@ class SGLang(Textual):
     def marks(self, ask: Ask) -> dict[str, Any]:
         """A rid to abort by; class and deadline for our scheduler; a low priority where the server has priorities."""
         number = next(self._numbers)
-        self._running.setdefault(ask.conversation, set()).add(number)
         out: dict[str, Any] = {"rid": _rid(number)}
         if self._classes:
             params: dict[str, Any] = {CAPABILITY: 1, NUMBER: number}
@@ -167,19 +169,67 @@ class SGLang(Textual):
 
     # -- requests --------------------------------------------------------------------------
 
-    async def prefill(self, ask: Ask, pacer: Pacing, *, partial: bool) -> Usage:
-        """As `Textual.prefill`; a cancelled request is also aborted by its rid."""
-        async with _Aborting(self, ask.conversation):
-            return await super().prefill(ask, pacer, partial=partial)
+    async def send(self, ask: Ask, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """As `Textual.send`; a cancelled request is aborted by its rid before its connection is closed."""
+        with self._noted(ask, body):
+            return await self._stoppable(super().send(ask, body), body)
 
-    async def generate(
-        self, ask: Ask, pacer: Pacing, *, max_tokens: int, lookahead: bool, extends_main: bool
-    ) -> Generated:
-        """As `Textual.generate`; a cancelled request is also aborted by its rid."""
-        async with _Aborting(self, ask.conversation):
-            return await super().generate(
-                ask, pacer, max_tokens=max_tokens, lookahead=lookahead, extends_main=extends_main
-            )
+    @asynccontextmanager
+    async def streaming(self, ask: Ask, body: Mapping[str, Any], *, background: bool) -> AsyncGenerator[Events]:
+        """As `Textual.streaming`, and as `send`."""
+        with self._noted(ask, body):
+            async with super().streaming(ask, body, background=background) as events:
+                yield self._stoppable_events(events, body)
+
+    async def _stoppable_events(self, events: Events, body: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any]]:
+        while True:
+            event = await self._stoppable(_next(events), body)
+            if event is None:
+                return
+            yield event
+
+    async def _stoppable(self, step: Coroutine[Any, Any, T], body: Mapping[str, Any]) -> T:
+        """Wait for ``step``; where that is cancelled, tell the server first and cancel the step then.
+
+        In this order: a closed connection makes the server forget the rid at once, and stop only seconds later.
+        """
+        if "rid" not in body:
+            return await step
+        task = asyncio.ensure_future(step)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if not task.done():
+                await self._abort(body)
+                task.cancel()
+                await asyncio.wait({task})
+            if not task.cancelled():
+                task.exception()  # taken, or asyncio would report it
+            raise
+
+    @contextmanager
+    def _noted(self, ask: Ask, body: Mapping[str, Any]) -> Generator[None]:
+        """The request is on the server."""
+        rid = body.get("rid")
+        if not isinstance(rid, str):
+            yield  # the agent waits for it itself
+            return
+        running = self._running.setdefault(ask.conversation, set())
+        running.add(rid)
+        try:
+            yield
+        finally:
+            running.discard(rid)
+            if not running and self._running.get(ask.conversation) is running:
+                del self._running[ask.conversation]
+
+    async def _abort(self, body: Mapping[str, Any]) -> None:
+        """Stop a request whose caller has been cancelled; takes a moment at most."""
+        telling = asyncio.ensure_future(self.link.post_quietly("~/abort_request", {"rid": body["rid"]}))
+        self._aborts.add(telling)
+        telling.add_done_callback(self._aborts.discard)
+        # Whoever was cancelled may be cancelled again: the server is told all the same.
+        await asyncio.wait({telling}, timeout=ABORT_WITHIN)
 
     async def count(self, ask: Ask) -> int | None:
         """``/v1/tokenize`` with messages, where the version has it."""
@@ -201,46 +251,23 @@ class SGLang(Textual):
     async def promote(self, conversation: str) -> None:
         """Raise the conversation's requests in the scheduler's queue."""
         if self._classes:
-            for number in sorted(self._running.get(conversation, ())):
-                await self.link.post_quietly("~/set_internal_state", {"server_args": {PROMOTE: number}})
+            for rid in sorted(self._running.get(conversation, ())):
+                await self.link.post_quietly("~/set_internal_state", {"server_args": {PROMOTE: _number(rid)}})
 
     async def cancel(self, conversation: str) -> None:
-        """Abort the conversation's requests by their rids."""
-        for number in sorted(self._running.pop(conversation, ())):
-            await self.link.post_quietly("~/abort_request", {"rid": _rid(number)})
-
-    def release(self, conversation: str) -> None:
-        """Forget the conversation."""
-        super().release(conversation)
-        self._running.pop(conversation, None)
-
-    def abort_soon(self, conversation: str) -> None:
-        """Abort without keeping a cancelled caller waiting."""
-        task = asyncio.get_running_loop().create_task(self.cancel(conversation))
-        self._aborts.add(task)
-        task.add_done_callback(self._aborts.discard)
-
-    def ended(self, conversation: str) -> None:
-        """The conversation has no request on the server."""
-        self._running.pop(conversation, None)
-
-
-class _Aborting:
-    """Aborts what a cancelled or failed call may have left on the server."""
-
-    def __init__(self, dialect: SGLang, conversation: str) -> None:
-        self._dialect = dialect
-        self._conversation = conversation
-
-    async def __aenter__(self) -> None:
-        """Nothing to do."""
-
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        if isinstance(error, asyncio.CancelledError):
-            self._dialect.abort_soon(self._conversation)
-        elif error is None or isinstance(error, BackendError):
-            self._dialect.ended(self._conversation)
+        """Abort the conversation's requests by their rids, the newest first."""
+        for rid in sorted(self._running.get(conversation, ()), reverse=True):
+            await self.link.post_quietly("~/abort_request", {"rid": rid})
 
 
 def _rid(number: int) -> str:
     return f"smoothagent-{number:0{RID_DIGITS}d}"
+
+
+def _number(rid: str) -> int:
+    return int(rid.rpartition("-")[2])
+
+
+async def _next(events: Events) -> Mapping[str, Any] | None:
+    """The next event; None after the last, since a task cannot end with StopAsyncIteration."""
+    return await anext(events, None)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-from smoothagent.errors import BackendProtocolError
+from smoothagent.errors import BackendProtocolError, BackendUnreachableError
 from smoothagent.serving import chat
 from smoothagent.serving.backend import Generated, Usage
-from smoothagent.serving.connection import Connection
 from smoothagent.serving.dialects.base import mapping, rows, whole
 from smoothagent.serving.unpaced import Pacing
 
@@ -25,7 +25,7 @@ class Answer:
 
     def begin(self) -> int:
         """Another piece of the answer comes; returns the events so far."""
-        self.finish_reason = None
+        self.finish_reason = self.usage = None
         return self.events
 
     def take(self, event: Mapping[str, Any]) -> bool:
@@ -43,13 +43,16 @@ class Answer:
                 wrote = True
             if delta.get("tool_calls") or delta.get("function_call"):
                 self.tool_calls = wrote = True
-            wrote = wrote or bool(delta.get("reasoning_content"))
+            # vLLM calls it ``reasoning`` since 0.12, SGLang and DeepSeek's own API as before.
+            wrote = wrote or bool(delta.get("reasoning_content") or delta.get("reasoning"))
             self.finish_reason = choice.get("finish_reason") or self.finish_reason
         self.events += wrote
         return wrote
 
     def generated(self) -> Generated:
-        """The whole answer."""
+        """The whole answer. Raises BackendUnreachableError where it just stopped."""
+        if self.finish_reason is None and not self.tool_calls:
+            raise BackendUnreachableError(f"the answer broke off after {self.events} events, without saying why")
         said = chat.without_thoughts(self.text)
         return Generated(
             text=said or "",
@@ -59,8 +62,16 @@ class Answer:
         )
 
 
+Events = AsyncIterator[Mapping[str, Any]]
+"""A streamed answer's events."""
+
+
 async def answer_streamed(
-    link: Connection, body: Mapping[str, Any], pacer: Pacing, *, background: bool, conversation: str
+    open_stream: Callable[[], AbstractAsyncContextManager[Events]],
+    pacer: Pacing,
+    *,
+    background: bool,
+    conversation: str,
 ) -> Generated:
     """Ask at once; where the caller waits (not ``background``), lookahead work gives way as to a main request."""
     answer = Answer()
@@ -68,7 +79,7 @@ async def answer_streamed(
     if not background:
         pacer.main_arrived(own)
     try:
-        async with link.stream("/chat/completions", body, background=background) as events:
+        async with open_stream() as events:
             async for event in events:
                 if answer.take(event) and not background and answer.events == 1:
                     pacer.main_first_token(own)

@@ -7,9 +7,9 @@ with the conversation's text cut short: each piece finds the one before it in th
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, cast
 
 from smoothagent.errors import BackendRefusedError, RateLimitedError
@@ -19,14 +19,31 @@ from smoothagent.serving.backend import Generated, Usage, Wire
 from smoothagent.serving.connection import Connection
 from smoothagent.serving.costs import Kind
 from smoothagent.serving.dialects.base import Ask, Dialect, Options, rows
-from smoothagent.serving.dialects.streamed import Answer, answer_streamed, usage
+from smoothagent.serving.dialects.streamed import Answer, Events, answer_streamed, usage
 from smoothagent.serving.piece import Grant
 from smoothagent.serving.unpaced import Pacing
 
 CHARS_PER_TOKEN = 3.5
 """Until the server's own counts say better."""
+TELLING = 8
+"""Tokens that two pieces must differ by to tell how many characters a token has."""
 MISSES_TO_STOP = 3
 """Pieces in a row that found nothing of the piece before them in the cache, until warming is switched off."""
+STUB = {"role": "user", "content": "."}
+"""Stands after system text alone, which many templates refuse: what is before it is cached all the same."""
+
+
+@dataclass(slots=True)
+class Warm:
+    """What a conversation's last prefill brought into the cache.
+
+    Attributes:
+        texts: its messages, flat.
+        tokens: tokens of its whole prompt, tools included.
+    """
+
+    texts: list[str] = field(default_factory=list[str])
+    tokens: int = 0
 
 
 class Textual(Dialect):
@@ -39,8 +56,6 @@ class Textual(Dialect):
         super().__init__(link, options, served)
         self.least = 1
         """Fewest tokens of a piece: a block of the prefix cache."""
-        self.reply_tokens = 1
-        """``max_tokens`` of a prefill: 0 where the server takes it."""
         self.limit_field = "max_tokens"
         """What a reply's limit is called: reasoning models of OpenAI's want ``max_completion_tokens``."""
         self.greedy = {"temperature": 0}
@@ -49,7 +64,7 @@ class Textual(Dialect):
         self.reports_cached: bool | None = None
         self._misses = 0
         self._chars_per_token = CHARS_PER_TOKEN
-        self._warm: dict[str, list[str]] = {}
+        self._warm: dict[str, Warm] = {}
 
     # -- what a server adds ----------------------------------------------------------------
 
@@ -73,9 +88,6 @@ class Textual(Dialect):
         if "max_completion_tokens" in words and self.limit_field == "max_tokens":
             self.limit_field = "max_completion_tokens"
             return True
-        if self.reply_tokens == 0 and re.search(r"max_(completion_|new_)?tokens", words):
-            self.reply_tokens = 1
-            return True
         if self.greedy and "temperature" in words:
             self.greedy = {}
             return True
@@ -87,40 +99,52 @@ class Textual(Dialect):
         """Bring the messages into the prefix cache, piece by piece where pieces are paced."""
         texts = [_flat(m) for m in ask.messages]
         total = sum(map(len, texts))
-        done = common_chars(self._warm.get(ask.conversation, []), texts)
+        warm = self._warm.get(ask.conversation, Warm())
+        done = common_chars(warm.texts, texts)
+        # What follows a change is cold, and so is its part of what was counted for the whole.
+        before = round(warm.tokens * done / max(1, sum(map(len, warm.texts))))
+        least = _least_chars(ask.messages, texts)
         seen = Usage(cached_tokens=0)
-        before = 0
         computed = 0
         while done < total and self.hits:
             async with pacer.piece(ask.conversation, Kind.PREFILL, least=self.least) as grant:
-                upto = min(total, done + max(1, int(grant.tokens * self._chars_per_token)))
+                size = max(1, int(grant.tokens * self._chars_per_token))
+                upto = min(total, max(done + size, least))
                 messages, cut = cut_at(ask.messages, texts, upto)
                 seen = await self._prefill_once(ask, messages, cut=cut or (partial and upto == total))
                 new = max(0, seen.prompt_tokens - (before if seen.cached_tokens is None else seen.cached_tokens))
+                if seen.cached_tokens is None:
+                    # Unless the server says otherwise, the system text and the tools are the main stream's, and cached.
+                    new = min(new, round((upto - min(upto, max(done, least))) / self._chars_per_token))
                 grant.report(new)
                 computed += new
                 self._watch_hits(seen, before)
-                before = seen.prompt_tokens
-                done = upto
-                self._warm[ask.conversation] = _first_chars(texts, upto)
-                if seen.prompt_tokens:
-                    self._chars_per_token = upto / seen.prompt_tokens
+                self._learn_size(upto - done, seen.prompt_tokens - before)
+                before, done = seen.prompt_tokens, upto
+                self._warm[ask.conversation] = Warm(_first_chars(texts, upto), before)
         self.stats.prefills += 1
         return Usage(seen.prompt_tokens, 0, max(0, seen.prompt_tokens - computed))
 
+    def _learn_size(self, chars: int, tokens: int) -> None:
+        """What a piece added tells how long a token is here; the whole would count the tools, which are no text."""
+        if tokens >= TELLING and chars > 0:
+            self._chars_per_token = min(8.0, max(1.0, chars / tokens))
+
     async def _prefill_once(self, ask: Ask, messages: Sequence[Wire], *, cut: bool) -> Usage:
+        stub = [] if any(m.get("role") == "user" for m in messages) else [STUB]
         while True:
             body = {
                 **chat.fields(ask.prompt, sampling=False),
                 "model": self.model(ask.prompt),
-                "messages": list(messages),
-                self.limit_field: self.reply_tokens,
+                "messages": [*messages, *stub],
+                # Not 0, which some take for no limit: one token comes out of the prefill itself.
+                self.limit_field: 1,
                 **self.greedy,
-                **self.open_ended(cut=cut),
+                **self.open_ended(cut=cut and not stub),
                 **self.marks(ask),
             }
             try:
-                answer = await self.link.post("/chat/completions", body)
+                answer = await self.send(ask, body)
             except RateLimitedError:
                 raise
             except BackendRefusedError as error:
@@ -128,6 +152,18 @@ class Textual(Dialect):
                     raise
                 continue
             return self._with_misses(usage(answer.get("usage")))
+
+    async def send(self, ask: Ask, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Ask for a chat completion; a cancelled one is to be stopped on the server."""
+        del ask
+        return await self.link.post("/chat/completions", body)
+
+    @asynccontextmanager
+    async def streaming(self, ask: Ask, body: Mapping[str, Any], *, background: bool) -> AsyncGenerator[Events]:
+        """The same, streamed."""
+        del ask
+        async with self.link.stream("/chat/completions", body, background=background) as events:
+            yield events
 
     def _with_misses(self, seen: Usage) -> Usage:
         """Servers that report cached tokens leave the field out where they found none."""
@@ -165,12 +201,13 @@ class Textual(Dialect):
             answer = await self._in_pieces(ask, pacer, max_tokens)
             if answer is not None:
                 return answer
+
+        def opened() -> AbstractAsyncContextManager[Events]:
+            return self.streaming(ask, self._question(ask, max_tokens, lookahead=lookahead), background=lookahead)
+
         while True:
             try:
-                body = self._question(ask, max_tokens, lookahead=lookahead)
-                return await answer_streamed(
-                    self.link, body, pacer, background=lookahead, conversation=ask.conversation
-                )
+                return await answer_streamed(opened, pacer, background=lookahead, conversation=ask.conversation)
             except RateLimitedError:
                 raise
             except BackendRefusedError as error:
@@ -195,20 +232,28 @@ class Textual(Dialect):
     async def _in_pieces(self, ask: Ask, pacer: Pacing, max_tokens: int) -> Generated | None:
         """The answer as continuations; None where the model reasons first, which cannot be continued."""
         answer = Answer()
-        written = prompt = computed = 0
+        written = computed = first = 0
+        # The conversation itself is the main stream's, and cached; without the server's word, its question was cold.
+        before = 0
         least = 1
         while written < max_tokens and not answer.tool_calls:
-            before = answer.begin()
+            events = answer.begin()
             async with pacer.piece(ask.conversation, Kind.DECODE, least=least) as grant:
                 asked = min(max_tokens - written, grant.tokens)
                 if not await self._continue(ask, answer, asked, grant):
                     continue
-                if answer.events > before and not answer.text and not answer.tool_calls:
+                if answer.events > events and not answer.text and not answer.tool_calls:
                     return None
                 if answer.usage is not None:
-                    prompt = prompt or answer.usage.prompt_tokens
-                    computed += answer.usage.prompt_tokens - (answer.usage.cached_tokens or 0)
-            new = answer.events - before
+                    prompt = answer.usage.prompt_tokens
+                    before = before or self._uncounted(ask, prompt)
+                    cached = answer.usage.cached_tokens
+                    computed += max(0, prompt - (before if cached is None else cached))
+                    first, before = first or prompt, prompt
+            new = answer.events - events
+            if new and answer.usage is not None:
+                # Some servers put several tokens into an event.
+                new = max(new, answer.usage.completion_tokens)
             written += new
             if grant.preempted:
                 continue
@@ -216,8 +261,13 @@ class Textual(Dialect):
                 break
             # A piece that ended inside a character brought nothing: the next one must be longer.
             least = 1 if new else 2 * asked
-        answer.usage = Usage(max(prompt, computed), written, max(0, prompt - computed))
+        answer.usage = Usage(max(first, computed), written, max(0, first - computed))
+        answer.finish_reason = answer.finish_reason or ("length" if written >= max_tokens else None)
         return answer.generated()
+
+    def _uncounted(self, ask: Ask, prompt: int) -> int:
+        """Tokens of a question's prompt that were there before the question."""
+        return max(0, prompt - round(len(_flat(ask.messages[-1])) / self._chars_per_token))
 
     async def _continue(self, ask: Ask, answer: Answer, tokens: int, grant: Grant) -> bool:
         """Add up to ``tokens`` to the answer; False where the server refused and it is to be asked otherwise."""
@@ -226,7 +276,7 @@ class Textual(Dialect):
             body["messages"] = [*ask.messages, {"role": "assistant", "content": answer.text}]
             body |= {"continue_final_message": True, "add_generation_prompt": False}
         try:
-            async with self.link.stream("/chat/completions", body) as events:
+            async with self.streaming(ask, body, background=True) as events:
                 async for event in events:
                     grant.report(answer.take(event))
         except RateLimitedError:
@@ -269,6 +319,16 @@ def cut_at(messages: Sequence[Wire], texts: Sequence[str], chars: int) -> tuple[
         if chars <= 0:
             break
     return out, False
+
+
+def _least_chars(messages: Sequence[Wire], texts: Sequence[str]) -> int:
+    """Characters up to the beginning of the first user message: templates refuse a prompt that ends before it."""
+    chars = 0
+    for message, flat in zip(messages, texts, strict=True):
+        if message.get("role") == "user":
+            return chars + len(flat) - len(chat.text_of(message) or "") + 1
+        chars += len(flat)
+    return chars
 
 
 def common_chars(warm: Sequence[str], texts: Sequence[str]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -28,6 +29,8 @@ from smoothagent.serving.unpaced import Pacing
 
 WORTH_COPYING = 64
 """Tokens that a copy of main's KV must save: it takes about as long as evaluating a few."""
+LONGEST_COPY = 1.0
+"""Seconds; a copy that takes longer stalls more than it spares."""
 
 
 class LlamaCpp(Dialect):
@@ -116,10 +119,12 @@ class LlamaCpp(Dialect):
     def extras(self, conversation: str, stream: Stream) -> dict[str, Any]:
         """The stream's slot; the server drops kept-alive connections, so each is closed."""
         headers = {"Connection": "close"}
-        lease = self.table.lease(conversation)
-        if lease is None:
+        lease = None if stream is Stream.ASIDE else self.table.lease(conversation)
+        # Left to itself the server takes the idle slot with the likest prompt, which may be somebody's.
+        slot = self.table.spare(conversation) if lease is None else lease.of(stream)
+        if slot is None:
             return {"extra_headers": headers}
-        return {"extra_headers": headers, "extra_body": {"id_slot": lease.of(stream), "cache_prompt": True}}
+        return {"extra_headers": headers, "extra_body": {"id_slot": slot, "cache_prompt": True}}
 
     def committed(self, conversation: str) -> None:
         """The two slots swap. What the new lookahead slot holds is main's: unknown here."""
@@ -196,8 +201,17 @@ class LlamaCpp(Dialect):
         """A summary in pieces on the summary slot, or one ordinary request where the caller waits."""
         lease = self.table.lease(ask.conversation)
         self.stats.answers += 1
-        if not lookahead or lease is None or len(before_media(ask.messages)) < len(ask.messages):
-            return await self._ask_at_once(ask, pacer, max_tokens, lookahead=lookahead, extends_main=extends_main)
+        if not lookahead:
+            slot = None if lease is None else lease.main if extends_main else lease.summary
+            return await self._ask_at_once(ask, pacer, max_tokens, slot)
+        if lease is None:
+            raise BackendRefusedError(
+                "no three slots of the llama.cpp server are free for this conversation, so nothing is written ahead "
+                "for it: start the server with more (--parallel, three a conversation) or close idle conversations",
+                status=503,
+            )
+        if len(before_media(ask.messages)) < len(ask.messages):
+            return await self._ask_in_one_piece(ask, pacer, max_tokens, lease.summary)
         text = await self._rendering.text(ask, ask.messages, reply=True)
         ids = await self._rendering.ids(text)
         self._check_window(ids)
@@ -239,17 +253,50 @@ class LlamaCpp(Dialect):
         return lease.summary, False
 
     async def _copy(self, source: int, target: int) -> int:
+        clock = asyncio.get_running_loop().time
+        began = clock()
         try:
             return await self._work.copy(source, target)
         except RateLimitedError:
             raise
         except BackendRefusedError as error:
-            self.notes["copy"] = f"llama.cpp: a slot could not be copied ({error}); the summary is prefilled anew."
+            self._can_copy = False
+            self.notes["copy"] = f"llama.cpp: a slot could not be copied ({error}); summaries are prefilled anew."
             return 0
+        finally:
+            took = clock() - began
+            if took > LONGEST_COPY:
+                # All slots stand still meanwhile, and nothing stops it when the agent's request comes.
+                self._can_copy = False
+                self.notes["copy"] = (
+                    f"llama.cpp: copying a slot took {took:.1f} s, in which no request is served: it is not done "
+                    "again. Let --slot-save-path name a folder in memory (/dev/shm)."
+                )
 
-    async def _ask_at_once(
-        self, ask: Ask, pacer: Pacing, max_tokens: int, *, lookahead: bool, extends_main: bool
-    ) -> Generated:
+    async def _ask_in_one_piece(self, ask: Ask, pacer: Pacing, max_tokens: int, slot: int) -> Generated:
+        """A whole answer in tool time, begun anew where the agent's request comes between: images have no token ids."""
+        while True:
+            async with pacer.piece(ask.conversation, Kind.DECODE, at_rest=True) as grant:
+                answer = await answer_streamed(
+                    lambda: self.link.stream("/chat/completions", self._question(ask, max_tokens, slot)),
+                    pacer,
+                    background=True,
+                    conversation=ask.conversation,
+                )
+                grant.report(answer.usage.completion_tokens)
+                return answer
+
+    async def _ask_at_once(self, ask: Ask, pacer: Pacing, max_tokens: int, slot: int | None) -> Generated:
+        """The caller waits, so it is a request like the agent's own."""
+        body = self._question(ask, max_tokens, slot)
+        return await answer_streamed(
+            lambda: self.link.stream("/chat/completions", body, background=False),
+            pacer,
+            background=False,
+            conversation=ask.conversation,
+        )
+
+    def _question(self, ask: Ask, max_tokens: int, slot: int | None) -> dict[str, Any]:
         body: dict[str, Any] = {
             "temperature": 0,
             **_without(chat.fields(ask.prompt, sampling=True), NOT_FOR_SUMMARIES),
@@ -259,10 +306,7 @@ class LlamaCpp(Dialect):
             "stream_options": {"include_usage": True},
             "return_progress": True,
         }
-        lease = self.table.lease(ask.conversation)
-        if lease is not None:
-            body |= {"id_slot": lease.main if extends_main else lease.summary, "cache_prompt": True}
-        return await answer_streamed(self.link, body, pacer, background=lookahead, conversation=ask.conversation)
+        return body if slot is None else {**body, "id_slot": slot, "cache_prompt": True}
 
 
 def _decoded(slot: Mapping[str, Any]) -> int:
