@@ -152,9 +152,10 @@ def test_variants() -> None:
     assert [v.label for v in variants(["summarize", "offload", "summarize"])] == ["summarize", "offload"]
     swept = variants(["sliding-window"], window_turns=[2, 8], stride=2)
     assert swept == [
-        Variant("sliding-window-2", "sliding-window", 2, 2),
-        Variant("sliding-window-8", "sliding-window", 8, 2),
+        Variant("sliding-window-2 by 2", "sliding-window", 2, 2),
+        Variant("sliding-window-8 by 2", "sliding-window", 8, 2),
     ]
+    assert [v.label for v in variants(["sliding-window"])] == ["sliding-window"], "results of strides are not mixed"
     with pytest.raises(ConfigurationError, match="unknown strategy 'sumarize': choose from offload"):
         variants(["sumarize"])
     with pytest.raises(ConfigurationError, match="needs --strategy sliding-window"):

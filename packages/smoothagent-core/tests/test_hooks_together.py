@@ -152,6 +152,17 @@ def test_a_harness_that_sends_something_else_than_it_was_given_is_told(
     assert caplog.text.count("did not begin with the messages that on_commit returned") == rewritten
 
 
+def test_a_harness_that_keeps_reasoning_to_itself_is_recognised() -> None:
+    """It stays in the history and is left out of the calls."""
+    server = ScriptedBackend(delay=0)
+    runtime = threaded(KeepRecent(20, at_turns=40), server)
+    kept: list[Any] = [{**m, "reasoning_content": "hm"} if m["role"] == "assistant" else m for m in history(3)]
+    runtime.on_commit(kept)
+    with runtime._request_for({"messages": history(3)}) as request:  # pyright: ignore[reportPrivateUsage]
+        assert ":main" in str(request.extras)
+    runtime.close()
+
+
 def test_tools_are_taken_from_the_calls_unless_the_prompt_names_others(caplog: pytest.LogCaptureFixture) -> None:
     def answer(request: httpx2.Request) -> httpx2.Response:
         return httpx2.Response(200, json=WHOLE)

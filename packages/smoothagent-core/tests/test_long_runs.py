@@ -32,7 +32,8 @@ from smoothagent import (
     Summarize,
     Usage,
 )
-from smoothagent.machine import MOST_STALE, Do
+from smoothagent.machine import MOST_STALE, Boundary, CommitPoint, Do, State, Transformed, step
+from smoothagent.store import parse_reference
 from smoothagent.strategy import Prediction
 from test_runtime_sync import history
 from test_runtime_sync import runtime_of as threaded
@@ -88,6 +89,19 @@ def test_a_beginning_that_changes_on_every_turn_stops_lookahead_and_says_so(capl
     dropped = [c.why for s in conversation.steps for _, _, cs in s.moves for c in cs if c.do is Do.CANCEL]
     assert dropped.count("stale") <= MOST_STALE + len(kinds)
     assert caplog.text.count("in a row were for a history or a prompt that had changed") == 1
+
+
+def test_now_and_then_another_history_does_not_end_lookahead() -> None:
+    """A sub-task's messages between two turns: what lasted until a commit point was not in vain."""
+    state = State()
+    for _ in range(4 * MOST_STALE):
+        state, _ = step(state, Boundary(10, "d", "", "p", wants=True))
+        assert state.job is not None
+        state, _ = step(state, Transformed(state.job.id, 8, "mine"))
+        state, _ = step(state, CommitPoint(10, "mine", "p", due=False))
+        state, commands = step(state, CommitPoint(10, "other", "p", due=False))
+        assert commands[0].why == "stale"
+    assert state.stale <= 1
 
 
 def test_a_summary_in_flight_for_a_history_that_is_gone_is_given_up() -> None:
@@ -181,14 +195,82 @@ def test_a_pipelines_summary_is_prepared_in_time_although_its_first_trigger_is_f
     assert all(s.seconds == 0 for s in conversation.steps)
 
 
+def test_a_pipelines_late_summary_leaves_no_more_verbatim_than_any_other() -> None:
+    store = OffloadStore("memory://leaves")
+    slow = ScriptedBackend(delay=0.1, answer=oracle.answer, pause=lambda k, n: 6.0 if k == "generate" else None)
+    strategy = Pipeline(Offload(1500, keep=1, store=store, min_chars=500), Summarize(4000, keep=600, max_tokens=50))
+    conversation = converse(steady(90, output=150), strategy, backend=slow)
+    made = [s for s in conversation.steps if s.report is not None and s.report.kind != "sync"]
+    assert made
+    for made_at in made:
+        assert made_at.report is not None
+        assert 600 <= oracle.total(made_at.view[made_at.report.boundary :]) <= 1200
+
+
+def test_a_pipelines_offloading_is_not_held_back_by_a_stage_that_is_not_due() -> None:
+    """Its own ceiling holds, however slow the warming is."""
+    store = OffloadStore("memory://held")
+    server = ScriptedBackend(delay=0.1, answer=oracle.answer, classes=False, pause=lambda kind, n: 2.0)
+    strategy = Pipeline(Offload(3000, keep=1, store=store, min_chars=100), Summarize(20_000, keep=2000, max_tokens=50))
+    conversation = converse(steady(20, output=300), strategy, backend=server)
+    assert commits(conversation)
+    assert all(s.tokens < 3000 * 1.25 + 2 * 400 for s in conversation.steps)
+
+
+def test_a_pipeline_hurries_nothing_before_it_is_due() -> None:
+    store = OffloadStore("memory://hurries")
+    hurried: list[int] = []
+    # Past the first trigger, and nothing that is large enough to offload.
+    strategy = Pipeline(Offload(1500, keep=1, store=store, min_chars=500), Summarize(4000, keep=1000, max_tokens=50))
+
+    def note(kind: str, n: int) -> None:
+        if kind == "promote":
+            hurried.append(strategy.tokens)
+
+    server = ScriptedBackend(delay=2.0, answer=oracle.answer, fault=note)
+    converse(steady(60, output=150), strategy, backend=server)
+    assert server.generations
+    assert all(tokens >= 4000 for tokens in hurried)
+
+
+def test_a_window_behind_offloading_moves_on_every_turn() -> None:
+    store = OffloadStore("memory://behind")
+    strategy = Pipeline(Offload(50_000, keep=1, store=store), SlidingWindow(40))
+    conversation = converse(steady(60, output=100), strategy, backend=ScriptedBackend(delay=0.1))
+    assert len(commits(conversation)) >= 15
+
+
+def test_an_output_that_somebody_removed_is_there_again_when_its_reference_is_committed() -> None:
+    """The hooks have stored it, a cleaner has removed it, and then the commit is due."""
+
+    async def main() -> None:
+        store = OffloadStore("memory://removed")
+        runtime = runtime_of(Offload(2000, keep=1, store=store, min_chars=100), ScriptedBackend(delay=0.1))
+        conversation = Conversation(runtime, None)
+        turns = steady(20, output=300).turns
+        for number, turn in enumerate(turns):
+            for wire in conversation.raw:
+                if wire["role"] == "tool" and parse_reference(wire["content"]) is None:
+                    store.forget(store.put(wire["content"]))
+            await conversation.take(number, turn)
+            if runtime.last_commit is not None:
+                break
+        keys = [parse_reference(w["content"]) for w in conversation.steps[-1].sent if w["role"] == "tool"]
+        outputs = [store.get(k) for k in keys if k is not None]
+        assert len(outputs) >= 3
+        assert all(len(text) == 300 for text in outputs)
+        await runtime.aclose()
+
+    run_virtual(main())
+
+
 def test_a_pipeline_saves_as_much_as_each_of_its_stages_asks() -> None:
     """Or it would break the cache on every turn for the few tokens of one more output."""
     store = OffloadStore("memory://saves")
     strategy = Pipeline(Offload(2000, keep=1, store=store, min_chars=200), KeepRecent(30, at_turns=60))
     conversation = converse(steady(40, output=210), strategy, backend=ScriptedBackend(delay=0.1))
-    for step in conversation.steps:
-        if step.report is not None:
-            assert step.report.before_tokens - step.report.after_tokens >= int(0.02 * step.report.before_tokens)
+    for report in (s.report for s in conversation.steps if s.report is not None):
+        assert report.before_tokens - report.after_tokens >= int(0.02 * report.before_tokens)
 
 
 class Counting(OffloadStore):
@@ -206,7 +288,8 @@ def test_an_output_is_stored_once_however_often_it_is_looked_at(piped: bool) -> 
     offload = Offload(2000, keep=3, store=store, min_chars=100)
     strategy = Pipeline(offload, Summarize(4000, keep=1000, max_tokens=50)) if piped else offload
     converse(steady(40, output=300), strategy, backend=ScriptedBackend(delay=0.1, answer=oracle.answer))
-    assert 0 < store.puts <= 40
+    # At a hook, and once more at its commit, since somebody may have removed it meanwhile.
+    assert 0 < store.puts <= 2 * 40
 
 
 # ---- counts ----------------------------------------------------------------------------------------------------------
@@ -383,6 +466,15 @@ def test_closing_right_after_a_boundary_leaves_no_slot_leased() -> None:
 
 
 # ---- whose strategy, whose prompt ------------------------------------------------------------------------------------
+
+
+def test_what_is_being_used_is_not_put_to_rest() -> None:
+    server = ScriptedBackend(delay=0)
+    runtime = threaded(KeepRecent(2, at_turns=6), server)
+    with runtime.main_request():
+        runtime.rest()
+        assert server.released == []
+    runtime.close()
 
 
 def test_one_strategy_object_belongs_to_one_conversation() -> None:

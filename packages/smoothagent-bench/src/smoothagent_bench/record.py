@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -179,9 +180,10 @@ class ResultsFile:
         counts: dict[str, dict[str, int]] = {}
         lines = self._broken.read_text(encoding="utf-8").splitlines() if self._broken.exists() else []
         for line in lines:
-            noted = json.loads(line)
-            modes = counts.setdefault(noted["strategy"], {})
-            modes[noted["mode"]] = modes.get(noted["mode"], 0) + 1
+            with contextlib.suppress(ValueError):  # torn by a crash in the middle of a write
+                noted = json.loads(line)
+                modes = counts.setdefault(noted["strategy"], {})
+                modes[noted["mode"]] = modes.get(noted["mode"], 0) + 1
         return counts
 
     def clear(self) -> None:
@@ -208,6 +210,10 @@ def by_run(rows: Sequence[Row]) -> Iterator[list[Row]]:
         runs.setdefault((row.strategy, row.mode, row.run, row.agent), []).append(row)
     for turns in runs.values():
         yield sorted(turns, key=lambda r: r.turn)
+
+
+_LATER = frozenset({"server"})
+"""Settings that older folders do not name."""
 
 
 def check_own(folder: Path, profile: str) -> None:
@@ -237,6 +243,8 @@ def check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
     known = json.loads(path.read_text(encoding="utf-8"))
     current = json.loads(json.dumps(settings))
     for name in sorted({*known, *current}):
+        if name not in known and name in _LATER:
+            continue  # a folder from before this was noted
         if known.get(name) != current.get(name):
             raise ConfigurationError(
                 f"{folder} holds results measured with {name} {known.get(name)!r}, not {current.get(name)!r}: "

@@ -86,7 +86,6 @@ class Plan:
             "tool_seconds": self.tool_seconds,
             "harness": self.harness,
             "server": self.where,
-            "strides": sorted({v.stride for v in self.variants if v.kind == "sliding-window"}),
             "model": server.model,
             "window": server.window,
         }

@@ -52,11 +52,12 @@ def variants(names: Sequence[str], *, window_turns: Sequence[int] = (), stride: 
     if window_turns and "sliding-window" not in names:
         raise ConfigurationError(f"--window-turns {','.join(map(str, window_turns))} needs --strategy sliding-window")
     out: list[Variant] = []
+    by = f" by {stride}" if stride != 1 else ""
     for name in dict.fromkeys(names):
         if name == "sliding-window" and window_turns:
-            out += [Variant(f"{name}-{turns}", name, turns, stride) for turns in window_turns]
+            out += [Variant(f"{name}-{turns}{by}", name, turns, stride) for turns in window_turns]
         else:
-            out.append(Variant(name, name, None, stride))
+            out.append(Variant(f"{name}{by if name == 'sliding-window' else ''}", name, None, stride))
     return out
 
 

@@ -136,7 +136,11 @@ class Commits(Generic[M]):
             # What cannot be committed yet need not be verified yet: that costs a pass over all messages.
             conversation.reverify(messages)
             due, at_ceiling = lookahead.ask("should_commit"), lookahead.ceiling.reached(conversation.tokens)
-        tail, warm, pays = ("ok", False, False) if job is None or not due else self._freshness(job)
+        exact = strategy.exact or (due and lookahead.ask("computed_anew"))
+        if exact and not strategy.exact:
+            # Nothing is waited for that the earlier stages, whose trigger it is, do not need.
+            at_ceiling = strategy.hard is not None and conversation.tokens >= strategy.hard + strategy.hard // 4
+        tail, warm, pays = ("ok", False, False) if job is None or not due else self._freshness(job, exact)
         return CommitPoint(
             length=len(conversation.view),
             at_job=lookahead.at_job(),
@@ -146,21 +150,20 @@ class Commits(Generic[M]):
             defer=strategy.defer,
             at_ceiling=at_ceiling,
             waited=waited,
-            exact=strategy.exact,
+            exact=exact,
             warm=warm,
             pays=pays,
         )
 
-    def _freshness(self, job: LookaheadJob[M]) -> tuple[str, bool, bool]:
+    def _freshness(self, job: LookaheadJob[M], exact: bool) -> tuple[str, bool, bool]:
         """Whether what is prepared leaves the right tail, what is cold of it matters little, and waiting pays."""
         try:
-            return self._judge(job)
+            return self._judge(job, exact)
         except Exception:
             return "ok", True, False  # the commit itself will say what is wrong
 
-    def _judge(self, job: LookaheadJob[M]) -> tuple[str, bool, bool]:
+    def _judge(self, job: LookaheadJob[M], exact: bool) -> tuple[str, bool, bool]:
         conversation, view = self._conversation, self._conversation.view
-        exact = self._strategy.exact
         if job.la is None and not exact:
             # A result that could not be committed when it comes is not worth waiting for.
             tail = sum(view.sizes[job.planned :])
@@ -178,19 +181,22 @@ class Commits(Generic[M]):
             return fits, True, False
         warmth = conversation.warmth(job.warmed, done, conversation.settled())
         warm = warmth.known - warmth.warmed <= max(_COLD, view_tokens // 12)
-        return fits, warm, not warm and (not exact or self._waiting_pays(job.warmed, done))
+        if exact and not self._strategy.exact and job.la is None:
+            return fits, warm, True  # a summary is being written, which a commit now would make useless
+        return fits, warm, not warm and (not exact or self._waiting_pays(job, done))
 
-    def _waiting_pays(self, warmed: Sequence[Message], done: Commit) -> bool:
+    def _waiting_pays(self, job: LookaheadJob[M], done: Commit) -> bool:
         """Whether the next turn's commit could leave much less cold than this one, the coming turn included.
 
         So it is where what is warm was meant for the next turn, and where most of what is cold now will still be in
         the next turn's view, to be warmed by then. A cut that moves on with every turn overtakes its warmth
         instead: then this is the best moment there will be.
         """
-        messages = self._conversation.settled_view
+        messages, warmed = self._conversation.settled_view, job.warmed
         now = [*done.head, *messages[done.covered :]]
-        twin = self._strategy.snapshot(LookaheadState())
-        work = twin.transform()
+        # Where a transformation costs a model call, the one at hand tells what is planned.
+        twin = self._strategy.snapshot(LookaheadState() if self._strategy.exact else job.la)
+        work = twin.transform() if self._strategy.exact else None
         if work is not None:
             _discard(work)
             return False
@@ -210,6 +216,7 @@ class Commits(Generic[M]):
         if job is None:  # it ended between the decision and now
             return self._as_it_is()
         twin = self._strategy.snapshot(job.la)
+        twin.main.strategy_data["now"] = True
         if twin.extend_inline and not twin.exact:
             if self._lookahead.backend is not None:
                 twin.bind(LaneModel(self._lookahead, job.natives, lookahead=False))

@@ -259,7 +259,8 @@ def _fresh(state: State, event: Boundary | CommitPoint) -> tuple[State, list[Com
     state = _unbarred(state, event.length)
     job = state.job
     if job is None or not _stale(job, event.at_job, event.prompt, event.length):
-        return state, []
+        # One that lasted until a commit point was not in vain.
+        return (replace(state, stale=0) if job is not None and isinstance(event, CommitPoint) else state), []
     return replace(state, job=None, stale=state.stale + 1), [Command(Do.CANCEL, job.id, "stale")]
 
 

@@ -117,15 +117,21 @@ def rendered(content: Content) -> str | list[dict[str, Any]]:
     return parts
 
 
-def alike(a: Message, b: Message) -> bool:
-    """Whether two messages have the same content on the wire; ids do not count, as in `canonical`."""
+def alike(a: Message, b: Message, *, reasoning: bool = True) -> bool:
+    """Whether two messages have the same content on the wire; ids do not count, as in `canonical`.
+
+    Args:
+        a: one.
+        b: the other.
+        reasoning: whether what is sent back besides content (`SENT_BACK`) counts, as it does for a prompt's tokens.
+    """
     if a is b:
         return True
     if a.role != b.role or a.name != b.name or len(a.tool_calls) != len(b.tool_calls):
         return False
     if a.content != b.content and rendered(a.content) != rendered(b.content):
         return False
-    if (a.extra or b.extra) and sent_back(a) != sent_back(b):
+    if reasoning and (a.extra or b.extra) and sent_back(a) != sent_back(b):
         return False
     return all(x.name == y.name and x.arguments == y.arguments for x, y in zip(a.tool_calls, b.tool_calls, strict=True))
 

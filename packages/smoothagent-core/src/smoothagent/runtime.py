@@ -212,8 +212,12 @@ class LookaheadRuntime(Generic[M]):
         """The last commit, for adapters that hand in raw history and persist it."""
         return self._conversation.record
 
-    def restore(self, record: CommitRecord[M]) -> None:
-        """Go on from a persisted record; where the next input matches neither of its chains it is dropped."""
+    def restore(self, record: CommitRecord[M] | None) -> None:
+        """Go on from a persisted record, which holds for inputs that match one of its chains; None forgets it.
+
+        An adapter whose framework takes over each view that is returned needs no record, and forgets it: an older
+        history that comes back (a fork, time travel) is then what it was, not what it once became.
+        """
         with self._lookahead.lock:
             self._conversation.record = record
 
@@ -258,9 +262,16 @@ class LookaheadRuntime(Generic[M]):
         Unlike after `close`, the next hook goes on, with the record of the last commit.
         """
         with self._lookahead.lock:
+            if self.in_use.now:
+                return  # it is not idle after all
             self._lookahead.drop("idle")
             self._lookahead.state = State(next_id=self._lookahead.state.next_id)
-        self._release()
+        if self.backend is not None:
+            self._lane.call(self._release_if_idle, self.backend)
+
+    def _release_if_idle(self, backend: Backend) -> None:
+        if not self.in_use.now:
+            backend.release(self.session)
 
     def _release(self) -> None:
         """Free what the server holds, on the lane: behind the job's cancellation, or the job would lease slots anew."""

@@ -162,6 +162,10 @@ class LookaheadStrategy(ABC):
         twin.la = LookaheadState(list(source.transformed), source.last_segment_end, dict(source.strategy_data))
         return twin
 
+    def computed_anew(self) -> bool:
+        """Whether the commit that is due now would be computed anew, so that only its warmth can be late."""
+        return self.exact
+
     @property
     def waits_for(self) -> int | None:
         """The token trigger at which a commit may have to wait for a lookahead: the ceiling is a quarter above it."""

@@ -283,6 +283,21 @@ def test_a_tool_time_is_used_although_others_decoded_when_they_were_last_looked_
     assert len(looks) < 200
 
 
+def test_a_piece_that_waits_for_others_to_stop_decoding_looks_again_and_again() -> None:
+    """Nobody tells this process when they do."""
+    decodes_until = 1.0
+
+    async def watch(own: int) -> Load:
+        return Load(decoding=int(asyncio.get_running_loop().time() < decodes_until))
+
+    async def main() -> None:
+        async with Pacer(watch=watch).piece("c", Kind.PREFILL) as grant:
+            assert not grant.beside_decode
+        assert decodes_until <= asyncio.get_running_loop().time() < decodes_until + 0.2
+
+    run_virtual(main())
+
+
 def test_what_a_look_shows_counts_for_the_piece_it_was_made_for() -> None:
     """Others decode: the piece waits for tool time, and then for credit."""
 

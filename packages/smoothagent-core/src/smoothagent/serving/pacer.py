@@ -27,7 +27,7 @@ from math import inf
 from smoothagent.errors import BackendError, ConfigurationError
 from smoothagent.serving.costs import Kind
 from smoothagent.serving.credit import Credit
-from smoothagent.serving.others import Load, Others, Watch
+from smoothagent.serving.others import LOOK_AGAIN, Load, Others, Watch
 from smoothagent.serving.piece import Grant, Piece, Ticket
 from smoothagent.serving.sizes import PieceSizes
 
@@ -257,7 +257,7 @@ class Pacer:
             if not self._beside_decode:
                 return 0
             # Others have not told that they stopped decoding: only another look tells.
-            look_in = inf if self._decoding or looked else self._others.look_in(now)
+            look_in = inf if self._decoding else LOOK_AGAIN if looked else self._others.look_in(now)
             if look_in <= 0:
                 return 0
             held = ticket.since + HOLD - now

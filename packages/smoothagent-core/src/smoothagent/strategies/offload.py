@@ -126,13 +126,14 @@ class Offload(CutStrategy):
         return message.with_content(reference_text(self._put(text), text))
 
     def _put(self, text: str) -> Reference:
-        """Store ``text``, once an hour: what is asked anew at every hook must not write anew each time.
+        """Store ``text``: at each commit, and for what is only asked at the hooks once an hour.
 
-        Not only once, since a put counts as a use, which keeps retention off what a prompt refers to.
+        At a commit in any case, since somebody may have removed it; and a put counts as a use, which keeps retention
+        off what a prompt refers to.
         """
         key, now = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest(), time.monotonic()
         known = self._stored.get(key)
-        if known is not None and now < known[1] + PUT_AGAIN:
+        if known is not None and now < known[1] + PUT_AGAIN and not self.on_critical_path:
             return known[0]
         reference = self.store.put(text)
         self._stored[key] = (reference, now)

@@ -36,10 +36,10 @@ class Pipeline(LookaheadStrategy):
         self.front, self.last = stages[:-1], stages[-1]
         self.exact = self.last.exact
         self.needs_model = self.last.needs_model
-        self.minimum_saving = max(s.minimum_saving for s in stages)
+        self.minimum_saving = self.last.minimum_saving
         self.defer = self.last.defer
         self.hard = min((s.hard for s in stages if s.hard is not None), default=None)
-        self._last_acts = True
+        self._acting: CutStrategy | None = None
 
     def should_commit(self) -> bool:
         """Whether any stage's trigger is reached on what reaches it."""
@@ -90,17 +90,25 @@ class Pipeline(LookaheadStrategy):
         return self.hard if self.exact else self.last.hard
 
     def should_promote(self) -> bool:
-        """Any trigger in tokens is reached, or the last stage says so; no stage works anything out for it."""
-        if any(s.hard is not None and self.tokens >= s.hard for s in (*self.front, self.last)):
-            return True
-        return self.last.hard is None and self._raw(self.last).should_commit()
+        """A stage's trigger is reached in the history as it is; nothing is rewritten to find out."""
+        return any(self._raw(stage).should_commit() for stage in (*self.front, self.last))
+
+    def computed_anew(self) -> bool:
+        """Whether what is due now takes no more than the earlier stages, which prepare warmth only."""
+        return self.exact or not self._see(self.last, self._through(self.main.messages)[0]).should_commit()
+
+    def refuse(self, before: int, after: int) -> str | None:
+        """As the base class says, by what the stages that act ask for."""
+        stages = (self.last,) if self._acting is not None else self.front
+        refusals = [stage.refuse(before, after) for stage in stages]
+        return next((r for r in refusals if r is not None), None)
 
     def commit(self, history: Sequence[Message]) -> Commit | None:
         """Earlier stages computed anew, the last one as prepared (or computed, if model-free)."""
         view, covered = self._through(history)
         last = self._see(self.last, view)
-        self._last_acts = last.should_commit()
-        if not self._last_acts:
+        self._acting = last if last.should_commit() else None
+        if self._acting is None:
             return Commit(covered, view[:covered]) if covered else None
         if not self.exact and not self.la.strategy_data.get("last"):
             return None
@@ -119,9 +127,9 @@ class Pipeline(LookaheadStrategy):
 
     def tail_fits(self, tail_tokens: int, view_tokens: int, boundary: int) -> str:
         """As the last stage says, if it takes part in what `commit` was last asked for."""
-        if not self._last_acts:
+        if self._acting is None or not self.la.strategy_data.get("last"):
             return "ok"
-        return self.last.tail_fits(tail_tokens, view_tokens, boundary) if self.la.strategy_data.get("last") else "ok"
+        return self._acting.tail_fits(tail_tokens, view_tokens, boundary)
 
     def check(self, prompt: Prompt) -> None:
         """Refuse what any stage refuses."""

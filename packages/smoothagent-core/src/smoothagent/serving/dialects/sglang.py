@@ -178,8 +178,16 @@ class SGLang(Textual):
     async def streaming(self, ask: Ask, body: Mapping[str, Any], *, background: bool) -> AsyncGenerator[Events]:
         """As `Textual.streaming`, and as `send`."""
         with self._noted(ask, body):
-            async with super().streaming(ask, body, background=background) as events:
+            stream = super().streaming(ask, body, background=background)
+            # Opening it takes until the first token, which is most of a short answer's time.
+            events = await self._stoppable(stream.__aenter__(), body)
+            try:
                 yield self._stoppable_events(events, body)
+            except BaseException as error:
+                if not await stream.__aexit__(type(error), error, error.__traceback__):
+                    raise
+            else:
+                await stream.__aexit__(None, None, None)
 
     async def _stoppable_events(self, events: Events, body: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any]]:
         while True:
@@ -199,12 +207,14 @@ class SGLang(Textual):
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            if not task.done():
-                await self._abort(body)
+            try:
+                if not task.done():
+                    await self._abort(body)
+            finally:  # whoever was cancelled may be cancelled again meanwhile
                 task.cancel()
                 await asyncio.wait({task})
-            if not task.cancelled():
-                task.exception()  # taken, or asyncio would report it
+                if not task.cancelled():
+                    task.exception()  # taken, or asyncio would report it
             raise
 
     @contextmanager

@@ -103,30 +103,30 @@ class Textual(Dialect):
         done = common_chars(warm.texts, texts)
         # What follows a change is cold, and so is its part of what was counted for the whole.
         before = round(warm.tokens * done / max(1, sum(map(len, warm.texts))))
-        least = _least_chars(ask.messages, texts)
+        first = True
         seen = Usage(cached_tokens=0)
         computed = 0
         while done < total and self.hits:
             async with pacer.piece(ask.conversation, Kind.PREFILL, least=self.least) as grant:
-                size = max(1, int(grant.tokens * self._chars_per_token))
-                upto = min(total, max(done + size, least))
+                upto = min(total, done + max(1, int(grant.tokens * self._chars_per_token)))
                 messages, cut = cut_at(ask.messages, texts, upto)
                 seen = await self._prefill_once(ask, messages, cut=cut or (partial and upto == total))
                 new = max(0, seen.prompt_tokens - (before if seen.cached_tokens is None else seen.cached_tokens))
                 if seen.cached_tokens is None:
-                    # Unless the server says otherwise, the system text and the tools are the main stream's, and cached.
-                    new = min(new, round((upto - min(upto, max(done, least))) / self._chars_per_token))
+                    # Unless the server says otherwise, what this piece did not add was there.
+                    new = min(new, round((upto - done) / self._chars_per_token))
                 grant.report(new)
                 computed += new
                 self._watch_hits(seen, before)
-                self._learn_size(upto - done, seen.prompt_tokens - before)
-                before, done = seen.prompt_tokens, upto
+                if not first:  # the first one also counts the tools, which are no text
+                    self._learn_size(upto - done, seen.prompt_tokens - before)
+                first, before, done = False, seen.prompt_tokens, upto
                 self._warm[ask.conversation] = Warm(_first_chars(texts, upto), before)
         self.stats.prefills += 1
         return Usage(seen.prompt_tokens, 0, max(0, seen.prompt_tokens - computed))
 
     def _learn_size(self, chars: int, tokens: int) -> None:
-        """What a piece added tells how long a token is here; the whole would count the tools, which are no text."""
+        """What a piece added tells how long a token is here."""
         if tokens >= TELLING and chars > 0:
             self._chars_per_token = min(8.0, max(1.0, chars / tokens))
 
@@ -319,16 +319,6 @@ def cut_at(messages: Sequence[Wire], texts: Sequence[str], chars: int) -> tuple[
         if chars <= 0:
             break
     return out, False
-
-
-def _least_chars(messages: Sequence[Wire], texts: Sequence[str]) -> int:
-    """Characters up to the beginning of the first user message: templates refuse a prompt that ends before it."""
-    chars = 0
-    for message, flat in zip(messages, texts, strict=True):
-        if message.get("role") == "user":
-            return chars + len(flat) - len(chat.text_of(message) or "") + 1
-        chars += len(flat)
-    return chars
 
 
 def common_chars(warm: Sequence[str], texts: Sequence[str]) -> int:

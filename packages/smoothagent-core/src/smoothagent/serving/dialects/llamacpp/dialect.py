@@ -29,6 +29,8 @@ from smoothagent.serving.unpaced import Pacing
 
 WORTH_COPYING = 64
 """Tokens that a copy of main's KV must save: it takes about as long as evaluating a few."""
+BAD_COPIES = 3
+"""Refused or slow copies in a row after which none is made any more."""
 LONGEST_COPY = 1.0
 """Seconds; a copy that takes longer stalls more than it spares."""
 
@@ -45,6 +47,7 @@ class LlamaCpp(Dialect):
         self.table = SlotTable(())
         self._window: int | None = None
         self._can_copy = False
+        self._bad_copies = 0
         self._sees_slots = False
         self._holdings = Holdings(self._note_loss)
         self._rendering = Rendering(link)
@@ -202,14 +205,11 @@ class LlamaCpp(Dialect):
         lease = self.table.lease(ask.conversation)
         self.stats.answers += 1
         if not lookahead:
-            slot = None if lease is None else lease.main if extends_main else lease.summary
+            spare = self.table.spare(ask.conversation)
+            slot = spare if lease is None else lease.main if extends_main else lease.summary
             return await self._ask_at_once(ask, pacer, max_tokens, slot)
         if lease is None:
-            raise BackendRefusedError(
-                "no three slots of the llama.cpp server are free for this conversation, so nothing is written ahead "
-                "for it: start the server with more (--parallel, three a conversation) or close idle conversations",
-                status=503,
-            )
+            return await self._ask_in_one_piece(ask, pacer, max_tokens, self.table.spare(ask.conversation))
         if len(before_media(ask.messages)) < len(ask.messages):
             return await self._ask_in_one_piece(ask, pacer, max_tokens, lease.summary)
         text = await self._rendering.text(ask, ask.messages, reply=True)
@@ -260,21 +260,31 @@ class LlamaCpp(Dialect):
         except RateLimitedError:
             raise
         except BackendRefusedError as error:
-            self._can_copy = False
-            self.notes["copy"] = f"llama.cpp: a slot could not be copied ({error}); summaries are prefilled anew."
+            self._copied_badly(f"could not be copied ({error})")
             return 0
         finally:
             took = clock() - began
             if took > LONGEST_COPY:
                 # All slots stand still meanwhile, and nothing stops it when the agent's request comes.
-                self._can_copy = False
-                self.notes["copy"] = (
-                    f"llama.cpp: copying a slot took {took:.1f} s, in which no request is served: it is not done "
-                    "again. Let --slot-save-path name a folder in memory (/dev/shm)."
-                )
+                self._copied_badly(f"took {took:.1f} s to copy, in which no request is served")
+            else:
+                self._bad_copies = 0
 
-    async def _ask_in_one_piece(self, ask: Ask, pacer: Pacing, max_tokens: int, slot: int) -> Generated:
-        """A whole answer in tool time, begun anew where the agent's request comes between: images have no token ids."""
+    def _copied_badly(self, how: str) -> None:
+        """Copying stops for good after some in a row; a single slow one may only have waited for somebody's step."""
+        self._bad_copies += 1
+        if self._bad_copies >= BAD_COPIES:
+            self._can_copy = False
+            self.notes["copy"] = (
+                f"llama.cpp: a slot {how}, {BAD_COPIES} times in a row: none is copied any more, so summaries are "
+                "written on the main slot in tool time. Let --slot-save-path name a folder in memory (/dev/shm)."
+            )
+
+    async def _ask_in_one_piece(self, ask: Ask, pacer: Pacing, max_tokens: int, slot: int | None) -> Generated:
+        """A whole answer in tool time, begun anew where the agent's request comes between.
+
+        For images, which have no token ids, and conversations without slots of their own.
+        """
         while True:
             async with pacer.piece(ask.conversation, Kind.DECODE, at_rest=True) as grant:
                 answer = await answer_streamed(
