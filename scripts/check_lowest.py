@@ -27,7 +27,7 @@ def main() -> int:
             ["uv", "venv", "--quiet", "--no-project", "--python", sys.executable, Path(name) / "venv"],
             [
                 *("uv", "pip", "install", "--quiet", "--python", python, "--resolution", "lowest-direct"),
-                *("--only-binary", ":all:", "--editable", ".[bench]", "--group", "test"),
+                *("--only-binary", ":all:", "--editable", ".[bench,langchain]", "--group", "test"),
             ],
             ["uv", "pip", "list", "--python", python],
             [

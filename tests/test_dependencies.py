@@ -49,6 +49,8 @@ def providers(top: str, owners: Mapping[str, list[str]]) -> set[str]:
     """Who provides a top-level module; the OpenTelemetry namespace is shared, and ours import its API only."""
     if top == "opentelemetry":
         return {"opentelemetry-api"}
+    if top == "langgraph":
+        return {"langgraph"}  # a namespace, too: its prebuilt agents and checkpointers are other distributions
     if top.startswith("smoothagent"):
         return {"smoothagent-core" if top == "smoothagent" else top}
     return set(owners.get(top, [top]))

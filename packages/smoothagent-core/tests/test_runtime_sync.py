@@ -452,3 +452,16 @@ def test_messages_are_read_only_to_strategies_of_sequences() -> None:
     runtime.on_segment_boundary(history(1))
     assert all(isinstance(m, Message) for m in seen[0])
     runtime.close()
+
+
+def test_a_runtime_that_is_dropped_unclosed_holds_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    server = ScriptedBackend(delay=0, answer=oracle.answer)
+    for n in range(5):
+        runtime = summarizer(server, session=f"dropped{n}")
+        runtime.on_segment_boundary(history(4))
+        ready(runtime)
+        del runtime
+    gc.collect()
+    until(lambda: sorted(server.released) == [f"dropped{n}" for n in range(5)])
+    gc.collect()
+    assert "was destroyed but it is pending" not in caplog.text

@@ -186,9 +186,11 @@ class LookaheadJob(Generic[M]):
         self._began = True
         try:
             await self._work()
+        except GeneratorExit:
+            raise  # its loop is gone
         except BaseException as error:
             task = asyncio.current_task()
-            if isinstance(error, GeneratorExit) or (task is not None and task.cancelling()):
+            if task is not None and task.cancelling():
                 raise
             # A transform that raises SystemExit, or CancelledError of its own, has failed like any other.
             self._failed(RuntimeError(f"the transformation raised {error!r}"))

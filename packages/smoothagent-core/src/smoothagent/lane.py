@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import concurrent.futures
+import contextlib
 import contextvars
 import logging
 import os
@@ -41,6 +42,10 @@ class Lane(Protocol):
 
     def call(self, fn: Callable[..., object], *args: object) -> None:
         """Run ``fn`` on the lane's loop soon; from the loop's own thread, now."""
+        ...
+
+    def later(self, fn: Callable[..., object], *args: object) -> None:
+        """Run ``fn`` on the lane's loop, never now; for finalizers, which may find any lock taken."""
         ...
 
     def wait(self, future: concurrent.futures.Future[T], timeout: float | None) -> T:
@@ -84,6 +89,13 @@ class ThreadLane:
             fn(*args)
         else:
             loop.call_soon_threadsafe(fn, *args, context=contextvars.Context())
+
+    def later(self, fn: Callable[..., object], *args: object) -> None:
+        """Run ``fn`` on the loop, if there is one."""
+        loop = self._loop
+        if loop is not None and not self._over:
+            with contextlib.suppress(RuntimeError):  # closed
+                loop.call_soon_threadsafe(fn, *args, context=contextvars.Context())
 
     def wait(self, future: concurrent.futures.Future[T], timeout: float | None) -> T:
         """Block the calling thread until ``future`` is done."""
@@ -196,6 +208,11 @@ class LoopLane:
     def call(self, fn: Callable[..., object], *args: object) -> None:
         """Run ``fn`` now."""
         fn(*args)
+
+    def later(self, fn: Callable[..., object], *args: object) -> None:
+        """Run ``fn`` soon."""
+        with contextlib.suppress(RuntimeError):  # closed
+            self._loop.call_soon_threadsafe(fn, *args, context=contextvars.Context())
 
     def wait(self, future: concurrent.futures.Future[T], timeout: float | None) -> T:
         """Never possible on one's own loop."""

@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import logging
 import uuid
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Generic, TypeVar, cast
@@ -113,6 +114,9 @@ class LookaheadRuntime(Generic[M]):
         self.in_use = InUse()
         self._probe: concurrent.futures.Future[None] | None = None
         after_fork(self._start_afresh)
+        # One that is dropped without `close` must not keep the server's slots, nor leave a task that nobody awaits.
+        self._dropped = weakref.finalize(self, _let_go, self._lane, self._lookahead)
+        self._dropped.atexit = False
 
     # ---- the two hooks -------------------------------------------------------------------------
 
@@ -250,6 +254,7 @@ class LookaheadRuntime(Generic[M]):
             if self._closed:
                 return None
             self._closed = True
+            self._dropped.detach()
             self._commits.close()
             lookahead.drop("closed")
             self._observer.closing()
@@ -397,6 +402,18 @@ class LookaheadRuntime(Generic[M]):
         self.in_use.ends()
         if self.backend is not None:
             self.backend.main_done(self.session)
+
+
+def _let_go(lane: Lane, lookahead: Lookahead[Any]) -> None:
+    """A runtime was dropped; called by the garbage collector, anywhere."""
+
+    def on_the_lane() -> None:
+        with lookahead.lock:
+            lookahead.drop("the runtime was dropped")
+        if lookahead.backend is not None:
+            lookahead.backend.release(lookahead.session)
+
+    lane.later(on_the_lane)
 
 
 def _check(strategy: LookaheadStrategy, backend: Backend | None, ceiling: int | None) -> None:

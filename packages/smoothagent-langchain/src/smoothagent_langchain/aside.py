@@ -1,0 +1,147 @@
+"""Work ahead through the chat model object itself, for servers that only it can talk to."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage
+from langsmith.run_helpers import tracing_context  # pyright: ignore[reportUnknownVariableType]
+
+from smoothagent import BackendError, BackendUnreachableError, Caps, Generated, Prompt, Stream, Usage
+from smoothagent.serving.backend import Wire
+
+
+class AsideBackend:
+    """A `Backend` that knows nothing of its server but what the model object says.
+
+    It prefills only if told to (by asking for one token), paces nothing and marks nothing.
+
+    Args:
+        model: the agent's model.
+        warm: ask for one token of what the next request will be, so that a server with a prefix cache has it warm.
+    """
+
+    def __init__(self, model: BaseChatModel, *, warm: bool) -> None:
+        self._model = quiet(model)
+        self._warm = warm
+
+    async def caps(self) -> Caps:
+        """Whether it prefills."""
+        return Caps(type(self._model).__name__, prefill=self._warm, classes=True, cached_tokens=False)
+
+    def route(self, conversation: str, stream: Stream) -> dict[str, Any]:
+        """Nothing is marked."""
+        del conversation, stream
+        return {}
+
+    async def prefill(
+        self, conversation: str, messages: Sequence[Wire], prompt: Prompt, *, partial: bool = False
+    ) -> Usage:
+        """Ask for one token after ``messages``. Raises BackendError."""
+        del conversation
+        natives = [m for m in (getattr(w, "native", None) for w in messages) if isinstance(m, BaseMessage)]
+        if partial:
+            natives = natives[:-1]
+        if not natives:
+            return Usage()
+        more: dict[str, Any] = {"tools": list(prompt.tools)} if prompt.tools else {}
+        answer = await in_thread(lambda: self._model.invoke(natives, max_tokens=1, **more))
+        return usage_of(answer) or Usage()
+
+    async def generate(
+        self,
+        conversation: str,
+        messages: Sequence[Wire],
+        prompt: Prompt,
+        *,
+        max_tokens: int,
+        lookahead: bool,
+        extends_main: bool = True,
+    ) -> Generated:
+        """Not by this way: the adapters ask the model object themselves. Raises BackendError."""
+        del conversation, messages, prompt, max_tokens, lookahead, extends_main
+        raise BackendError(f"{type(self._model).__name__} is asked through its own object")
+
+    async def promote(self, conversation: str) -> None:
+        """There is nothing to raise."""
+
+    async def cancel(self, conversation: str) -> None:
+        """A call through the model object cannot be taken back; its answer is dropped."""
+
+    def settle(self, conversation: str) -> None:
+        """Nothing to settle."""
+
+    def committed(self, conversation: str) -> None:
+        """No streams."""
+
+    def release(self, conversation: str) -> None:
+        """Nothing is held."""
+
+    def main_arrived(self, conversation: str) -> None:
+        """Nothing is paced."""
+
+    def main_first_token(self, conversation: str) -> None:
+        """Nothing is paced."""
+
+    def main_done(self, conversation: str) -> None:
+        """Nothing is paced."""
+
+    async def count(self, messages: Sequence[Wire], prompt: Prompt) -> int | None:
+        """Not by the server."""
+        del messages, prompt
+        return None
+
+    async def aclose(self) -> None:
+        """The model is the user's."""
+
+
+def quiet(model: BaseChatModel) -> BaseChatModel:
+    """The same model for background work: the user's LLM cache, rate limiter and callbacks are none of its."""
+    fields = {"cache": False, "callbacks": None, "rate_limiter": None}
+    return model.model_copy(update={k: v for k, v in fields.items() if k in type(model).model_fields})
+
+
+def usage_of(message: object) -> Usage | None:
+    """Token counts of a model's answer, where it tells them."""
+    counts = message.usage_metadata if isinstance(message, AIMessage) else None
+    if not counts:
+        return None
+    details = counts.get("input_token_details") or {}
+    return Usage(counts["input_tokens"], counts["output_tokens"], details.get("cache_read"))
+
+
+async def in_thread(work: Any) -> Any:
+    """Call ``work`` in a daemon thread, untraced. Raises BackendUnreachableError from whatever it raises.
+
+    A thread, because a model's async client belongs to the user's loop; a daemon, because it must not delay exit.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Any] = loop.create_future()
+
+    def deliver(result: Any, error: BaseException | None) -> None:
+        if done.done():
+            return
+        if error is None:
+            done.set_result(result)
+        else:
+            failed = BackendUnreachableError(f"the model failed in the background: {error!r}")
+            failed.__cause__ = error
+            done.set_exception(error if isinstance(error, BackendError) else failed)
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            with tracing_context(enabled=False):
+                result = work()
+        except BaseException as raised:  # handed on to the waiting coroutine, whatever it is
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits
+            loop.call_soon_threadsafe(deliver, result, error)
+
+    threading.Thread(target=run, name="smoothagent-langchain", daemon=True).start()
+    return await done

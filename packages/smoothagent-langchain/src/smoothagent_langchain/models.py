@@ -1,0 +1,106 @@
+"""From a chat model object to the backend that works ahead on its server."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import BaseMessage
+
+from smoothagent import Backend, OpenAIBackend
+from smoothagent_langchain.aside import AsideBackend
+from smoothagent_langchain.codec import ToWire, openai_form
+
+_ONLY_ITS_OWN = ("http_client", "http_async_client", "openai_proxy", "default_query")
+"""Fields of a model that change how its server is reached: only the model object itself can."""
+_SERVERS = 64
+"""Servers (with their keys and headers) that are remembered."""
+_backends: OrderedDict[tuple[Any, ...], OpenAIBackend] = OrderedDict()
+_lock = threading.Lock()
+
+
+def backend_for(model: BaseChatModel, *, warm: bool | None = None) -> Backend:
+    """The backend for a chat model's server; one a server, shared by all who use it in this process.
+
+    An OpenAI-compatible model (``ChatOpenAI`` and its subclasses on Chat Completions) is worked for over the official
+    client with the model's own URL, key and headers, and with the bodies the model itself makes (`to_wire_of`): so
+    slots, priorities and pacing are used where the server has them. For any other model the transformation alone runs
+    ahead, unless ``warm`` is True: then it is also asked for one token, through the model object.
+
+    Args:
+        model: the agent's model.
+        warm: prefill ahead. None: where it costs nothing but time, that is, not at hosted endpoints.
+    """
+    server = _server_of(model)
+    if server is None:
+        return AsideBackend(model, warm=bool(warm))
+    url, key, headers = server
+    identity = (url, key, tuple(sorted(headers.items())), warm)
+    with _lock:
+        found = _backends.get(identity)
+        if found is None:
+            found = _backends[identity] = OpenAIBackend(url, api_key=key, headers=headers, warm=warm)
+            while len(_backends) > _SERVERS:
+                _backends.popitem(last=False)  # whoever still has it goes on with it
+        _backends.move_to_end(identity)
+        return found
+
+
+def to_wire_of(model: BaseChatModel) -> ToWire:
+    """How a model writes one message of its request body."""
+    make = getattr(model, "_get_request_payload", None)
+    if make is None or _server_of(model) is None:
+        return openai_form
+
+    def to_wire(message: BaseMessage) -> dict[str, Any]:
+        return dict(make([message])["messages"][0])
+
+    return to_wire
+
+
+def same_model(a: BaseChatModel, b: BaseChatModel) -> bool:
+    """Whether two objects are one model on one server, so that one's prompts are warm for the other."""
+    if a is b:
+        return True
+    server = _server_of(a)
+    return server is not None and server == _server_of(b) and name_of(a) == name_of(b)
+
+
+def answers_in_place(model: BaseChatModel) -> bool:
+    """Whether a question can be put at the end of the conversation: its server is reached with its own prompt."""
+    return _server_of(model) is not None
+
+
+def name_of(model: BaseChatModel) -> str | None:
+    """The model's name as its server knows it."""
+    name = getattr(model, "model_name", None) or getattr(model, "model", None)
+    return name if isinstance(name, str) else None
+
+
+def _server_of(model: BaseChatModel) -> tuple[str, str, Mapping[str, str]] | None:
+    """URL, key and headers of an OpenAI-compatible Chat Completions server; None where it is none we may reach.
+
+    Not one behind the user's own HTTP client (a proxy, client certificates), which only the model object can use,
+    nor one whose key is made anew for each call.
+    """
+    client = getattr(model, "root_async_client", None)
+    if client is None or not hasattr(model, "_get_request_payload"):
+        return None
+    if any(getattr(model, field, None) for field in _ONLY_ITS_OWN):
+        return None
+    responses = getattr(model, "_use_responses_api", None)
+    if type(client).__name__ != "AsyncOpenAI" or (responses is not None and responses({})):
+        return None
+    key = getattr(client, "api_key", None)
+    if not isinstance(key, str) or not key or callable(getattr(model, "openai_api_key", None)):
+        return None
+    headers = {k: v for k, v in dict(getattr(client, "_custom_headers", {})).items() if isinstance(v, str)}
+    more: dict[str, Any] = getattr(model, "model_kwargs", None) or {}
+    headers |= {k: v for k, v in dict(more.get("extra_headers") or {}).items() if isinstance(v, str)}
+    for field, header in (("organization", "OpenAI-Organization"), ("project", "OpenAI-Project")):
+        if isinstance(value := getattr(client, field, None), str):
+            headers.setdefault(header, value)
+    return str(client.base_url), key, headers
