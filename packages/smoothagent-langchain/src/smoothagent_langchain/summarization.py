@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from langchain.agents.middleware import SummarizationMiddleware as BuiltIn
-from langchain.agents.middleware._retry import default_retry_on
 from langchain.agents.middleware.summarization import DEFAULT_SUMMARY_PROMPT
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, RemoveMessage
@@ -164,7 +163,9 @@ class SummarizationMiddleware(LookaheadHooks, BuiltIn[Any, Any]):
     async def summary_of_transcript(self, messages: list[AnyMessage]) -> str:
         """The built-in's own summary, made where nothing of it shows."""
         twin = copy.copy(self)
-        twin._summary_model = quiet(self._summary_chat_model).with_retry(retry_if_exception_type=default_retry_on)
+        # The built-in's own retries around a model whose calls show nowhere.
+        retried: Any = self._summary_model
+        twin._summary_model = retried.model_copy(update={"bound": quiet(self._summary_chat_model)})
         return cast("str", await in_thread(lambda: twin._create_summary(messages)))
 
     def _strategy(self, model: BaseChatModel) -> LookaheadStrategy:
