@@ -25,12 +25,15 @@ EXCEPTIONS = {
         "a summary that fails leaves the history as it is and the agent goes on; the built-in raises"
     ),
 }
+TESTS = (f"{FOLDER}/test_summarization.py", f"{FOLDER}/test_context_editing.py")
 SWAP = """
 import langchain.agents.middleware as middleware
+import langchain.agents.middleware.context_editing as context_editing
 import langchain.agents.middleware.summarization as summarization
-from smoothagent_langchain import SummarizationMiddleware
+from smoothagent_langchain import ContextEditingMiddleware, SummarizationMiddleware
 
 middleware.SummarizationMiddleware = summarization.SummarizationMiddleware = SummarizationMiddleware
+middleware.ContextEditingMiddleware = context_editing.ContextEditingMiddleware = ContextEditingMiddleware
 """
 
 
@@ -57,7 +60,7 @@ def main() -> int:
         pytest = [python, "-m", "pytest", "-q", "-p", "swap_ours_in", "-p", "no:cacheprovider", "-c", os.devnull]
         pytest += ["--rootdir", tests, "-o", "asyncio_mode=auto"]
         leave_out = [word for test in EXCEPTIONS for word in ("--deselect", test)]
-        status = call(*pytest, f"{FOLDER}/test_summarization.py", *leave_out, *sys.argv[1:], cwd=tests)
+        status = call(*pytest, *TESTS, *leave_out, *sys.argv[1:], cwd=tests)
         for test, reason in EXCEPTIONS.items():
             if not status and call(*pytest, "--no-header", "--tb=no", "--no-summary", test, cwd=tests) != 1:
                 print(f"{test} does not fail any more, although {reason}", file=sys.stderr)

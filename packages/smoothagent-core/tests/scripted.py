@@ -75,6 +75,8 @@ class ScriptedBackend:
     generations: int = 0
     promotions: int = 0
     commits: int = 0
+    elsewhere: bool = False
+    delivered: list[str] = field(default_factory=list[str])
     hurried: set[str] = field(default_factory=set[str])
     released: list[str] = field(default_factory=list[str])
     running: int = 0
@@ -139,9 +141,15 @@ class ScriptedBackend:
         """Note."""
         self.hurried.discard(conversation)
 
-    def committed(self, conversation: str) -> None:
+    def committed(self, conversation: str) -> bool:
         """Count."""
         self.commits += 1
+        return self.elsewhere
+
+    async def deliver(self, conversation: str) -> None:
+        """Note."""
+        await self._work("deliver", self.commits)
+        self.delivered.append(conversation)
 
     def release(self, conversation: str) -> None:
         """Note."""

@@ -34,6 +34,9 @@ class Host:
     def request_first_token(self) -> None:
         self.told.append("first")
 
+    def request_text(self, text: str) -> None:
+        """Nothing."""
+
     def request_usage(self, usage: Usage) -> None:
         self.told.append(usage)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from smoothagent.errors import ConfigurationError, SmoothAgentError
-from smoothagent_bench.engine import SLOTS, WINDOW, EmbeddedEngine
+from smoothagent_bench.engine import DECODING_THREADS, SLOTS, WINDOW, EmbeddedEngine, usable_cores
 from smoothagent_bench.environment import describe
 from smoothagent_bench.figures import summarize
 from smoothagent_bench.harness import find_harness
@@ -42,6 +42,8 @@ class Order:
         small: the demo's profile instead of the paper's.
         harness: what drives the agents.
         base_url: the user's own server; None for the embedded engine.
+        lookahead_url: its second server for lookahead work; None for none.
+        one_server: the embedded engine is one server, without a second one for lookahead work.
         model: its model.
         api_key: what it asks for.
         window: tokens of context, if not the server's own.
@@ -57,6 +59,8 @@ class Order:
     small: bool
     harness: str
     base_url: str | None
+    lookahead_url: str | None
+    one_server: bool
     model: str | None
     api_key: str
     window: int | None
@@ -73,6 +77,7 @@ def demo(argv: Sequence[str]) -> int:
         "--out", type=Path, default=Path("smoothagent-demo"), metavar="DIR", help="default: %(default)s"
     )
     parser.add_argument("--tool-seconds", type=_seconds, default=1.5, metavar="S", help="default: %(default)s")
+    parser.add_argument("--one-server", action="store_true", help="without a second server for lookahead work")
     options = parser.parse_args(argv)
     order = Order(
         command=("smoothagent", "demo", *argv),
@@ -84,6 +89,8 @@ def demo(argv: Sequence[str]) -> int:
         small=True,
         harness="plain",
         base_url=None,
+        lookahead_url=None,
+        one_server=options.one_server,
         model=None,
         api_key="none",
         window=None,
@@ -114,6 +121,8 @@ def _bench_parser() -> argparse.ArgumentParser:
     add("--runs", type=_count, metavar="N", help="runs of each strategy and mode; default: 5, with --quick 1")
     add("--engine", choices=["embedded"], help="the embedded engine; the default without --base-url")
     add("--base-url", metavar="URL", help="an OpenAI-compatible server of your own, with /v1")
+    add("--lookahead-url", metavar="URL", help="a second llama.cpp server with the same model, for lookahead work")
+    add("--one-server", action="store_true", help="the embedded engine without a second server for lookahead work")
     add("--model", metavar="M", help="its model; default: the only one it has")
     add("--api-key", default="none", metavar="KEY", help="what it asks for")
     add("--window", type=_count, metavar="N", help="tokens of context; default: what the server says")
@@ -129,6 +138,10 @@ def _order(options: argparse.Namespace, argv: Sequence[str]) -> Order:
     """Check what can be checked before a server is started."""
     if options.engine and options.base_url:
         raise ConfigurationError(f"--engine embedded and --base-url {options.base_url}: give one of the two")
+    if options.one_server and options.base_url:
+        raise ConfigurationError(f"--one-server with --base-url {options.base_url}: leave --lookahead-url out instead")
+    if options.lookahead_url and not options.base_url:
+        raise ConfigurationError(f"--lookahead-url {options.lookahead_url} needs --base-url: the agent's own server")
     if options.model and not options.base_url:
         raise ConfigurationError(f"--model {options.model} needs --base-url: the embedded engine has its own model")
     turns = [_turns(part) for part in options.window_turns.split(",") if part]
@@ -144,6 +157,8 @@ def _order(options: argparse.Namespace, argv: Sequence[str]) -> Order:
         small=options.quick,
         harness=options.harness,
         base_url=options.base_url,
+        lookahead_url=options.lookahead_url,
+        one_server=options.one_server,
         model=options.model,
         api_key=options.api_key,
         window=options.window,
@@ -216,7 +231,13 @@ def _announce(plan: Plan, server: Server, console: Console) -> None:
 def _server(order: Order, console: Console) -> Generator[Server]:
     """The server to measure: the user's own, or the embedded engine for as long as the block runs."""
     if order.base_url is not None:
-        server = find_server(order.base_url, order.model, api_key=order.api_key, window=order.window)
+        server = find_server(
+            order.base_url,
+            order.model,
+            api_key=order.api_key,
+            window=order.window,
+            lookahead_url=order.lookahead_url,
+        )
         needed = SLOTS * _conversations(order)
         if 0 < server.slots < needed:
             raise ConfigurationError(
@@ -227,9 +248,19 @@ def _server(order: Order, console: Console) -> Generator[Server]:
         return
     with DownloadProgress(console) as progress:
         model = find_model(progress)
-    with EmbeddedEngine(model, conversations=_conversations(order)) as engine:
-        window = min(order.window or WINDOW, engine.window)
-        yield Server(engine.base_url, engine.model, window, SLOTS * _conversations(order))
+    agents = _conversations(order)
+    with contextlib.ExitStack() as engines:
+        engine = engines.enter_context(EmbeddedEngine(model, conversations=agents))
+        side = None
+        if not order.one_server and usable_cores() > DECODING_THREADS:
+            side = engines.enter_context(EmbeddedEngine(model, conversations=agents, beside=engine))
+        yield Server(
+            engine.base_url,
+            engine.model,
+            min(order.window or WINDOW, engine.window),
+            SLOTS * agents,
+            lookahead_url=None if side is None else side.base_url,
+        )
 
 
 def _conversations(order: Order) -> int:

@@ -53,6 +53,7 @@ async def stream_reply(
     client: AsyncOpenAI,
     request: Mapping[str, Any],
     *,
+    started: float | None = None,
     on_first_token: Callable[[], None],
     on_text: Callable[[str], None] | None = None,
 ) -> Reply:
@@ -61,6 +62,7 @@ async def stream_reply(
     Args:
         client: the client.
         request: keyword arguments of ``chat.completions.create``, but for the streaming ones.
+        started: when the turn's call began, on `time.perf_counter`; default now.
         on_first_token: called when the first token has arrived.
         on_text: called with each piece of text.
 
@@ -68,7 +70,7 @@ async def stream_reply(
         BackendProtocolError: the stream ended without usage, so nothing can be measured.
         openai.APIError: the request failed.
     """
-    started = time.perf_counter()
+    started = time.perf_counter() if started is None else started
     stream: Any = await client.chat.completions.create(
         **dict(request), stream=True, stream_options={"include_usage": True}
     )

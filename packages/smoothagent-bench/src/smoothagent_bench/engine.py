@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -32,6 +31,10 @@ SLOTS = 3
 STEP_TOKENS = 64
 """Tokens llama.cpp computes in one step; a larger step stalls the decodes that share it for seconds."""
 
+DECODING_THREADS = 1
+"""A second one gains little on a model this small, meets the first at every operator, and takes six times as long
+(measured) as soon as anything else wants its core."""
+
 START_S = 60.0
 STOP_S = 5.0
 
@@ -54,6 +57,7 @@ class EngineInfo:
         slots: number of slots.
         window: tokens of context a slot.
         pid: its process.
+        slot_folder: where slots are saved.
     """
 
     base_url: str
@@ -61,6 +65,7 @@ class EngineInfo:
     slots: int
     window: int
     pid: int
+    slot_folder: Path
 
 
 class EmbeddedEngine:
@@ -75,19 +80,27 @@ class EmbeddedEngine:
             that belong to none.
         threads: compute threads; default the cores this process may use, at most 4.
         window: tokens of context a slot.
+        beside: an engine whose lookahead work this one does, on the cores that a decode of that one leaves idle.
 
     Raises:
         ConfigurationError: on entering, where the engine cannot be started.
     """
 
     def __init__(
-        self, model: Path, *, conversations: int = 1, threads: int | None = None, window: int = WINDOW
+        self,
+        model: Path,
+        *,
+        conversations: int = 1,
+        threads: int | None = None,
+        window: int = WINDOW,
+        beside: EngineInfo | None = None,
     ) -> None:
         if conversations < 1:
             raise ConfigurationError(f"conversations is {conversations}: the engine needs at least 1")
         self.model = model
         self.slots = SLOTS * conversations + 1
-        self.threads = threads or min(4, usable_cores())
+        self.threads = threads or min(4, usable_cores() - (DECODING_THREADS if beside else 0)) or 1
+        self.beside = beside
         self.window = window
         self._process: subprocess.Popen[bytes] | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -98,6 +111,7 @@ class EmbeddedEngine:
             "model": str(self.model),
             "alias": ALIAS,
             "port": 0,
+            "decoding_threads": DECODING_THREADS,
             "threads": self.threads,
             "n_parallel": self.slots,
             "n_ctx": self.window * self.slots,
@@ -121,10 +135,10 @@ class EmbeddedEngine:
             raise ConfigurationError(f"no model file at {self.model}: leave the choice to `find_model`")
         self._folder = tempfile.TemporaryDirectory(prefix="smoothagent-engine-", ignore_cleanup_errors=True)
         folder = Path(self._folder.name)
-        slots = folder / "slots"
-        slots.mkdir(mode=0o700)
+        slots = folder / "slots" if self.beside is None else self.beside.slot_folder
+        slots.mkdir(mode=0o700, exist_ok=True)
         try:
-            return self._start(folder, self.settings(slots))
+            return self._start(folder, slots)
         except BaseException:
             self._stop()
             raise
@@ -152,7 +166,7 @@ class EmbeddedEngine:
         text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
         return " | ".join(text.strip().splitlines()[-lines:]) or "it logged nothing"
 
-    def _start(self, folder: Path, settings: Mapping[str, Any]) -> EngineInfo:
+    def _start(self, folder: Path, slots: Path) -> EngineInfo:
         with (folder / "engine.log").open("wb") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "smoothagent_bench.engine_process"],
@@ -164,11 +178,11 @@ class EmbeddedEngine:
             )
         self._process = process
         assert process.stdin is not None
-        process.stdin.write(json.dumps(settings).encode() + b"\n")
+        process.stdin.write(json.dumps(self.settings(slots)).encode() + b"\n")
         process.stdin.flush()
         address = self._address(process)
         self._await_ready(address)
-        return EngineInfo(f"{address}/v1", ALIAS, self.slots, self.window, process.pid)
+        return EngineInfo(f"{address}/v1", ALIAS, self.slots, self.window, process.pid, slots)
 
     def _address(self, process: subprocess.Popen[bytes]) -> str:
         answers: SimpleQueue[bytes] = SimpleQueue()

@@ -40,9 +40,7 @@ def parameters(settings: dict[str, Any]) -> Any:
     out.model.path = values.pop("model")
     out.hostnames = ["127.0.0.1"]
     out.model_alias = {values.pop("alias")}
-    # One thread decodes: a second one gains little on a model this small, meets the first at every operator,
-    # and takes six times as long (measured) as soon as anything else wants its core.
-    out.cpuparams.n_threads = 1
+    out.cpuparams.n_threads = values.pop("decoding_threads")
     out.cpuparams_batch.n_threads = values.pop("threads")
     # On a CPU flash attention makes prefill a tenth faster and decoding at 2,000 tokens half as fast again slower.
     out.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from openai import AsyncOpenAI
 
-from smoothagent import Delegation, LookaheadRuntime, OpenAIBackend, Prompt
+from smoothagent import Delegation, LookaheadRuntime, MainRequest, OpenAIBackend, Prompt
 from smoothagent.errors import ConfigurationError
 from smoothagent_bench import tool
 from smoothagent_bench.completion import Reply, stream_reply
@@ -97,7 +97,9 @@ class PlainAgent:
         job = self._job
         if job.mode == "none":
             return Untouched(job.slots[0] if job.slots else None)
-        self._backend = OpenAIBackend(job.base_url, job.model, api_key=job.api_key, slots=job.slots)
+        self._backend = OpenAIBackend(
+            job.base_url, job.model, api_key=job.api_key, slots=job.slots, lookahead_url=job.lookahead_url
+        )
         return WithRuntime(
             LookaheadRuntime(
                 build(job.variant, job.profile, self._assignment.store),
@@ -138,6 +140,8 @@ class PlainAgent:
         return self._side.settle(row)
 
     async def _call(self, max_tokens: int, delegation: Delegation[Wire] | None) -> Reply:
+        # Before the request is opened: what a commit has to hand over first is part of the turn.
+        started = time.perf_counter()
         async with self._side.request() as request:
             extras = dict(request.extras)
             call = {
@@ -151,8 +155,9 @@ class PlainAgent:
             reply = await stream_reply(
                 self._client,
                 call,
+                started=started,
                 on_first_token=request.first_token,
-                on_text=None if delegation is None else delegation.feed,
+                on_text=lambda text: _told(text, request, delegation),
             )
             request.usage(reply.usage)
         return reply
@@ -231,3 +236,9 @@ class PlainAgent:
 
 def _instruction(text: str) -> Wire:
     return {"role": "user", "content": text}
+
+
+def _told(text: str, request: MainRequest, delegation: Delegation[Wire] | None) -> None:
+    request.text(text)
+    if delegation is not None:
+        delegation.feed(text)

@@ -30,6 +30,7 @@ class Job:
         base_url: the server, ending in ``/v1``.
         model: its model.
         api_key: what the server asks for.
+        lookahead_url: a second server for the lookahead work, if there is one.
         slots: llama.cpp slots leased to this agent; None where the server has none.
         workspace: folder with the code base.
         files: what lies in it.
@@ -46,6 +47,7 @@ class Job:
     base_url: str
     model: str
     api_key: str
+    lookahead_url: str | None
     slots: tuple[int, ...] | None
     workspace: str
     files: tuple[str, ...]

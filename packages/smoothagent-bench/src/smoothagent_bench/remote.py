@@ -19,6 +19,7 @@ def find_server(
     *,
     api_key: str = "none",
     window: int | None = None,
+    lookahead_url: str | None = None,
     client: httpx.Client | None = None,
 ) -> Server:
     """Ask a server what it has.
@@ -28,6 +29,7 @@ def find_server(
         model: the model to use; None: the only one it has.
         api_key: what it asks for.
         window: tokens of context; None: what it says.
+        lookahead_url: a second server, for the lookahead work.
         client: for tests.
 
     Raises:
@@ -35,8 +37,7 @@ def find_server(
         BackendProtocolError: what answers is no OpenAI-compatible server.
         ConfigurationError: it does not have the model, or does not say its window.
     """
-    url = base_url.rstrip("/")
-    url = url if url.endswith("/v1") else f"{url}/v1"
+    url = _with_v1(base_url)
     with client or httpx.Client(trust_env=False, timeout=20) as http:
         http.headers["Authorization"] = f"Bearer {api_key}"
         entry = _choose(_models(http, url), model, url)
@@ -44,7 +45,13 @@ def find_server(
     window = window or _window(entry, props)
     if window is None:
         raise ConfigurationError(f"{url} does not say how large the window of {entry['id']} is: pass --window N")
-    return Server(url, str(entry["id"]), window, int(props.get("total_slots", 0)), api_key)
+    side = None if lookahead_url is None else _with_v1(lookahead_url)
+    return Server(url, str(entry["id"]), window, int(props.get("total_slots", 0)), api_key, side)
+
+
+def _with_v1(url: str) -> str:
+    url = url.rstrip("/")
+    return url if url.endswith("/v1") else f"{url}/v1"
 
 
 def _models(http: httpx.Client, url: str) -> list[dict[str, Any]]:

@@ -32,6 +32,7 @@ class Server:
         window: tokens of context a conversation has.
         slots: llama.cpp slots to share out among the agents; 0 where the server has none.
         api_key: what it asks for.
+        lookahead_url: a second server for the lookahead work, if there is one.
     """
 
     base_url: str
@@ -39,6 +40,7 @@ class Server:
     window: int
     slots: int = 0
     api_key: str = "none"
+    lookahead_url: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,7 @@ class Plan:
             "server": self.where,
             "model": server.model,
             "window": server.window,
+            "lookahead_server": server.lookahead_url is not None,
         }
 
 
@@ -175,6 +178,7 @@ class Bench:
             base_url=server.base_url,
             model=server.model,
             api_key=server.api_key,
+            lookahead_url=server.lookahead_url,
             slots=tuple(range(agent * share, (agent + 1) * share)) if share else None,
             workspace=str(workspace),
             files=tuple(files),

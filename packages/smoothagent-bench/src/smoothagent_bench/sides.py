@@ -219,6 +219,9 @@ class _FixedSlot:
     def request_first_token(self) -> None:
         pass
 
+    def request_text(self, text: str) -> None:
+        pass
+
     def request_usage(self, usage: Usage) -> None:
         pass
 

@@ -14,6 +14,7 @@ from smoothagent.errors import ClosedError
 from smoothagent.jsonstream import FieldStream
 from smoothagent.lane import Lane
 from smoothagent.ledger import Ledger
+from smoothagent.lookahead import deliver
 from smoothagent.prompt import Prompt
 from smoothagent.request import MainRequest
 from smoothagent.serving.backend import Backend, Stream, Usage
@@ -64,6 +65,7 @@ class Delegation(Generic[M]):
         self._committed = False
         self._touched = False
         self._future: concurrent.futures.Future[None] | None = None
+        self._delivery: concurrent.futures.Future[None] | None = None
         if backend is not None and lookahead:
             self._future = lane.spawn(self._run(backend))
 
@@ -103,7 +105,8 @@ class Delegation(Generic[M]):
             if self._backend is not None and self._touched:
                 if not instruction.startswith(self._text):
                     self._ledger.add(mispredictions=1)
-                self._backend.committed(self.session)
+                if self._backend.committed(self.session):
+                    self._delivery = self._lane.spawn(deliver(self._backend, self.session))
         return [*self._head, self._instruction(instruction)]
 
     async def aon_commit(self, instruction: str) -> list[M]:
@@ -138,14 +141,16 @@ class Delegation(Generic[M]):
     # ---- what a main request tells ---------------------------------------------------------------
 
     @property
-    def request_ready(self) -> None:
-        """The parent's first call has found out what the server is."""
-        return None
+    def request_ready(self) -> concurrent.futures.Future[None] | None:
+        """Done once what was warmed is where the call goes; what the server is was found out by the parent's calls."""
+        return self._delivery
 
     def request_started(self) -> dict[str, Any]:
         """Route the sub-agent's call."""
         if self._backend is None or self._closed:
             return {}
+        if self._delivery is not None:
+            self._delivery.cancel()  # what comes too late would replace what the call is about to compute
         self._backend.main_arrived(self.session)
         return self._backend.route(self.session, Stream.MAIN)
 
@@ -153,6 +158,9 @@ class Delegation(Generic[M]):
         """Small pieces may run again."""
         if self._backend is not None and not self._closed:
             self._backend.main_first_token(self.session)
+
+    def request_text(self, text: str) -> None:
+        """Nothing is prepared for a sub-agent's later turns."""
 
     def request_usage(self, usage: Usage) -> None:
         """What the warm-up was worth."""

@@ -25,6 +25,8 @@ M = TypeVar("M")
 
 _STEP_CHARS = 400
 """Characters a step of warming covers at least: about a hundred tokens."""
+_ANSWER_CHARS = 64
+"""Characters by which an answer grows between two looks at it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ class Natives(Generic[M]):
         if found is not None:
             return found[1]
         origin = self._known.get(id(message.origin)) if message.origin is not None else None
-        if origin is not None:
+        if origin is not None and message.tool_calls == origin[0].tool_calls:
             native = self._codec.rewrite(origin[1], message.content)
         elif isinstance(message.content, str) and not message.tool_calls and message.role != "tool":
             native = self._codec.new(message.role, message.content)
@@ -148,6 +150,8 @@ class LookaheadJob(Generic[M]):
         self.stopped: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._began = False
         self._more = False
+        self._answer: tuple[Snapshot[M], str] | None = None
+        self._answer_warmed: tuple[Snapshot[M], str] | None = None
         self._wake: asyncio.Event | None = None
 
     @property
@@ -164,6 +168,16 @@ class LookaheadJob(Generic[M]):
         self.snapshot = snapshot
         self.lane.call(self._wake_up)
 
+    def answering(self, length: int, text: str) -> None:
+        """The model has answered ``text`` so far to a request of ``length`` messages."""
+        snapshot = self.snapshot
+        if len(snapshot.messages) != length:
+            return
+        heard = self._answer
+        if heard is None or heard[0] is not snapshot or len(text) >= len(heard[1]) + _ANSWER_CHARS:
+            self._answer = (snapshot, text)
+            self.lane.call(self._look)
+
     def cancel(self) -> None:
         """Stop, on the server too; ``stopped`` is done once that has happened."""
         if self.future is not None:
@@ -174,6 +188,9 @@ class LookaheadJob(Generic[M]):
 
     def _wake_up(self) -> None:
         self._more = True
+        self._look()
+
+    def _look(self) -> None:
         if self._wake is not None:
             self._wake.set()
 
@@ -220,11 +237,18 @@ class LookaheadJob(Generic[M]):
             await self._warm()
             if not self._more:
                 self.host.job_warmed(self.id)
-                await wake.wait()
+                await self._listen(wake)
             wake.clear()
             self._more = False
             if self._twin(self.snapshot).should_lookahead():
                 await self._transform()
+
+    async def _listen(self, wake: asyncio.Event) -> None:
+        """Until more of the history is known. What the model is answering is warmed meanwhile."""
+        while not self._more:
+            await self._warm_answer()
+            await wake.wait()
+            wake.clear()
 
     def _settle(self) -> None:
         with contextlib.suppress(concurrent.futures.InvalidStateError):  # cancelled at this very moment
@@ -245,7 +269,7 @@ class LookaheadJob(Generic[M]):
     async def _warm(self) -> None:
         if self.backend is None or not self.prefills or self.la is None or not self.host.ledger.allows():
             return
-        target = self._target()
+        target = self._target(self.snapshot)
         if not target or _is_prefix(target, self.warmed):
             return
         try:
@@ -261,10 +285,31 @@ class LookaheadJob(Generic[M]):
             self.prefills = False
             self.host.prefill_failed(error)
 
-    async def _prefill(self, backend: Backend, target: list[Message]) -> None:
+    async def _warm_answer(self) -> None:
+        """What the answer has of text by now, which will stand behind all that is warm."""
+        answer = self._answer
+        if self.backend is None or not self.prefills or answer is None or answer[0] is not self.snapshot:
+            return
+        snapshot, text = answer
+        if self._answer_warmed is answer:
+            return
+        self._answer_warmed = answer
+        target = self._target(snapshot)
+        # Only where the whole of the request is part of the next view, and was warmed.
+        if not target or target[-1:] != snapshot.messages[-1:] or not _is_prefix(target, self.warmed):
+            return
+        try:
+            await self._prefill(self.backend, target, Message("assistant", text))
+        except Exception as error:
+            self.prefills = False
+            self.host.prefill_failed(error)
+
+    async def _prefill(self, backend: Backend, target: list[Message], partial: Message | None = None) -> None:
         wires = [self.natives.wire(m) for m in target]
+        if partial is not None:
+            wires.append(self.codec.wire(self.codec.encode(partial)))
         with self.host.telemetry.prefill(self.conversation, model=self.prompt.model) as span:
-            usage = await backend.prefill(self.conversation, wires, self.prompt)
+            usage = await backend.prefill(self.conversation, wires, self.prompt, partial=partial is not None)
             span.usage(usage)
         self.prefilled += max(0, usage.prompt_tokens - (usage.cached_tokens or 0))
         self.warmed = target
@@ -289,9 +334,8 @@ class LookaheadJob(Generic[M]):
         twin.main = MainState(list(snapshot.messages), dict(snapshot.facts))
         return twin
 
-    def _target(self) -> list[Message]:
+    def _target(self, snapshot: Snapshot[M]) -> list[Message]:
         assert self.la is not None
-        snapshot = self.snapshot
         self.natives.learn(snapshot.messages, snapshot.natives)
         return self._twin(snapshot).warmable(snapshot.messages)
 

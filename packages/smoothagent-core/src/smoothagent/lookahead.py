@@ -40,6 +40,7 @@ class Lookahead(Generic[M]):
         state: the machine's state.
         log: its newest events.
         previous: done once the last job has let go of the server.
+        delivery: done once a committed stream is where main requests go, if it was warmed elsewhere.
         ceiling: what an uncommitted request may never reach.
     """
 
@@ -62,6 +63,7 @@ class Lookahead(Generic[M]):
         self.log: list[Event] = []
         self.job: LookaheadJob[M] | None = None
         self.previous: concurrent.futures.Future[None] | None = None
+        self.delivery: concurrent.futures.Future[None] | None = None
         self._started_at = 0.0
         after_fork(self._start_afresh)
 
@@ -78,7 +80,7 @@ class Lookahead(Generic[M]):
     def _start_afresh(self) -> None:
         """In a forked child: the lane's thread, the job and whoever held the lock exist in the parent only."""
         self.lock = threading.RLock()
-        self.job = self.previous = None
+        self.job = self.previous = self.delivery = None
         self.state = State(next_id=self.state.next_id)
 
     def apply(self, event: Event) -> tuple[Command, ...]:
@@ -110,6 +112,12 @@ class Lookahead(Generic[M]):
             case _:
                 pass
 
+    def answering(self, text: str) -> None:
+        """The model has answered ``text`` so far, to all that the view holds."""
+        job = self.job
+        if job is not None and not self.prompt.volatile_tail:
+            job.answering(len(self.conversation.view), text)
+
     def drop(self, why: str) -> None:
         """Cancel the job: what it prepared will not be used."""
         job, self.job = self.job, None
@@ -131,8 +139,8 @@ class Lookahead(Generic[M]):
         if job is not None:
             self.previous = job.stopped
             job.cancel()
-            if self.backend is not None and warmer:
-                self.backend.committed(self.session)
+            if self.backend is not None and warmer and self.backend.committed(self.session):
+                self.delivery = self.lane.spawn(deliver(self.backend, self.session))
             self._settle()
         return job
 
@@ -251,3 +259,13 @@ class Lookahead(Generic[M]):
         with self.lock:
             self.ledger.add(failures=1)
             self.observer.say_once("prefill", f"warming failed, the transformation alone runs ahead: {error}")
+
+
+async def deliver(backend: Backend, session: str) -> None:
+    """Bring a committed stream to where main requests go; where that fails they are as cold as without lookahead."""
+    try:
+        await backend.deliver(session)
+    except Exception as error:
+        log.warning(
+            "session %s: what was warmed could not be handed over, the next request is cold: %s", session, error
+        )

@@ -272,22 +272,35 @@ def _boundary(state: State, event: Boundary) -> tuple[State, Commands]:
             job = Job(state.next_id, 0, "", event.prompt, event.length)
             state = replace(state, job=job, next_id=job.id + 1)
             commands.append(Command(Do.START, job.id))
-    elif event.length > job.seen:
-        stage = Stage.WARMING if job.stage is Stage.READY else job.stage
-        job = replace(job, seen=event.length, stage=stage)
-        state = replace(state, job=job)
-        commands.append(Command(Do.EXTEND, job.id))
+    else:
+        state, more = _extended(state, event.length)
+        commands += more
+        job = state.job
     if job is not None and event.promote and not job.promoted:
         state = replace(state, job=replace(job, promoted=True))
         commands.append(Command(Do.PROMOTE, job.id))
     return state, tuple(commands)
 
 
+def _extended(state: State, length: int) -> tuple[State, Commands]:
+    """The job is told where the history has grown."""
+    job = state.job
+    if job is None or length <= job.seen:
+        return state, ()
+    stage = Stage.WARMING if job.stage is Stage.READY else job.stage
+    job = replace(job, seen=length, stage=stage)
+    return replace(state, job=job), (Command(Do.EXTEND, job.id),)
+
+
 def _commit_point(state: State, event: CommitPoint) -> tuple[State, Commands]:
     state, commands = _fresh(state, event)
     job = state.job
     ready = job is not None and (job.stage is Stage.READY or (job.stage is Stage.WARMING and event.warm))
-    if not event.due or event.length <= (state.failed if event.at_ceiling else state.barred):
+    if not event.due:
+        # What has come since the boundary (the user's message) is known now, and can be warmed beside the answer.
+        state, more = _extended(state, event.length)
+        return state, (*commands, *more, Command(Do.PROCEED))
+    if event.length <= (state.failed if event.at_ceiling else state.barred):
         return state, (*commands, Command(Do.PROCEED))
     if job is None:
         return state, (*commands, Command(Do.SYNCHRONOUS, why="nothing started"))

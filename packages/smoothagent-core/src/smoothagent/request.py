@@ -11,7 +11,8 @@ from smoothagent.serving.backend import Backend, Stream, Usage
 from smoothagent.waiting import wrapped
 
 _ROUTE_WAIT = 1.0
-"""Seconds a conversation's first request waits for the server to say what it is: else its KV lands anywhere."""
+"""Seconds a conversation's first request waits for the server to say what it is (else its KV lands anywhere), and the
+first after a commit for its KV to be handed over."""
 
 
 class RequestHost(Protocol):
@@ -19,7 +20,7 @@ class RequestHost(Protocol):
 
     @property
     def request_ready(self) -> concurrent.futures.Future[None] | None:
-        """To wait for, shortly, before the first request can be routed."""
+        """To wait for, shortly, before the request can be routed."""
         ...
 
     def request_started(self) -> dict[str, Any]:
@@ -28,6 +29,10 @@ class RequestHost(Protocol):
 
     def request_first_token(self) -> None:
         """Its first token is there."""
+        ...
+
+    def request_text(self, text: str) -> None:
+        """More of its answer's text is there."""
         ...
 
     def request_usage(self, usage: Usage) -> None:
@@ -57,6 +62,12 @@ class MainRequest:
         if not self._first:
             self._first = True
             self._host.request_first_token()
+
+    def text(self, text: str) -> None:
+        """Tell more of the answer's text as it streams: what the next prompt is known to hold is prefilled already."""
+        if text:
+            self.first_token()
+            self._host.request_text(text)
 
     def usage(self, usage: Any) -> None:
         """Tell the final usage: an openai ``CompletionUsage``, a mapping, `Usage`, or None."""
@@ -117,6 +128,9 @@ class Aside:
         """Small pieces may run again."""
         if self._backend is not None:
             self._backend.main_first_token(self._session)
+
+    def request_text(self, text: str) -> None:
+        """Is none of the conversation's."""
 
     def request_usage(self, usage: Usage) -> None:
         """Says nothing of the conversation."""

@@ -8,7 +8,6 @@ import logging
 import uuid
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Generic, TypeVar, cast
 
 from smoothagent.ceiling import Ceiling
@@ -21,6 +20,7 @@ from smoothagent.errors import BackendError, ClosedError, ConfigurationError
 from smoothagent.forks import after_fork
 from smoothagent.in_use import InUse
 from smoothagent.lane import Lane, process_lane
+from smoothagent.learnt import LearntPrompt
 from smoothagent.ledger import Ledger
 from smoothagent.lookahead import Lookahead
 from smoothagent.machine import Boundary, State
@@ -108,8 +108,9 @@ class LookaheadRuntime(Generic[M]):
         self._observer = self._lookahead.observer
         self._closed = False
         self._checked: Prompt | None = None
-        self._learnt: dict[str, Any] = {}
+        self._learnt = LearntPrompt(self._observer.say_once)
         self._asides = 0
+        self._answer = ""
         self._waited = False
         self.in_use = InUse()
         self._probe: concurrent.futures.Future[None] | None = None
@@ -163,7 +164,7 @@ class LookaheadRuntime(Generic[M]):
         """A context manager around the agent's own call: marks it, paces lookahead beside it, measures it."""
         if prompt is not None:
             with self._lookahead.lock:
-                self._conversation.prompt = self._completed(prompt) or prompt
+                self._conversation.prompt = self._learnt.complete(prompt, self._conversation.prompt) or prompt
         return MainRequest(self)
 
     def wrap(self, client: C) -> C:
@@ -290,7 +291,8 @@ class LookaheadRuntime(Generic[M]):
             ours = self._conversation.is_sent_by(call.get("messages"))
             self._asides = 0 if ours else self._asides + 1
             if ours:
-                self._learn(call)
+                system = self._conversation.system_before(call.get("messages"))
+                self._conversation.prompt = self._learnt.from_call(call, system, self._conversation.prompt)
             elif self._asides == _STRANGE:
                 self._observer.say_once(
                     "aside",
@@ -299,29 +301,6 @@ class LookaheadRuntime(Generic[M]):
                     "what it returns unchanged; more may stand after it, and system text before it",
                 )
         return MainRequest(self if ours else Aside(self.backend, self.session))
-
-    def _learn(self, call: Mapping[str, Any]) -> None:
-        """What the calls send beside the conversation is part of every prompt, and has to be warmed with it."""
-        tools, system = call.get("tools"), self._conversation.system_before(call.get("messages"))
-        if isinstance(tools, (list, tuple)):
-            self._take_over("tools", list(cast("Sequence[Mapping[str, Any]]", tools)))
-        if system is not None:
-            self._take_over("system", system)
-
-    def _take_over(self, name: str, sent: list[Mapping[str, Any]] | str) -> None:
-        prompt = self._conversation.prompt
-        told = getattr(prompt, name)
-        if (list(told) if name == "tools" else told) == sent:
-            return
-        if told and name not in self._learnt:
-            self._observer.say_once(
-                name,
-                f"the {name} that the calls send are not those that the runtime was told of, or in another order or "
-                f"form: what is warmed will not be found. Pass Prompt({name}=…) as sent, or leave it out",
-            )
-            return
-        self._learnt[name] = sent
-        self._conversation.prompt = replace(prompt, **{name: sent})
 
     def _committing(self, messages: Sequence[M], prompt: Prompt | None) -> Procedure[list[M]]:
         with self.in_use.during():
@@ -332,20 +311,11 @@ class LookaheadRuntime(Generic[M]):
             raise ClosedError(f"the runtime of session {self.session!r} is closed: make a new one for it")
         self.in_use.noted()
         self._ask_server()
-        self._conversation.follow(messages, self._completed(prompt))
+        self._conversation.follow(messages, self._learnt.complete(prompt, self._conversation.prompt))
         prompt = self._conversation.prompt
         if prompt is not self._checked:
             self.strategy.check(prompt)
             self._checked = prompt
-
-    def _completed(self, prompt: Prompt | None) -> Prompt | None:
-        """A prompt that a hook names, with what was learnt from the calls where it says nothing."""
-        if prompt is None or not self._learnt:
-            return prompt
-        missing = {k: v for k, v in self._learnt.items() if not getattr(prompt, k)}
-        completed = replace(prompt, **missing) if missing else prompt
-        # The same object as long as it is the same prompt: another one is counted and digested anew.
-        return self._conversation.prompt if completed == self._conversation.prompt else completed
 
     def _start_afresh(self) -> None:
         self._probe = None  # it was asked on the parent's lane
@@ -370,18 +340,28 @@ class LookaheadRuntime(Generic[M]):
 
     @property
     def request_ready(self) -> concurrent.futures.Future[None] | None:
-        """Done once the server's kind is known and calls can be routed; None where there is nothing to wait for."""
+        """What a call has to wait for, shortly.
+
+        The first one: that the server's kind is known, so that it can be routed. The first after a commit: that what
+        was warmed is where it goes.
+        """
         self._ask_server()
         probe, waited = self._probe, self._waited
         self._waited = True
-        return None if waited or probe is None or probe.done() else probe
+        if not waited and probe is not None and not probe.done():
+            return probe
+        return self._lookahead.delivery
 
     def request_started(self) -> dict[str, Any]:
         """Mark and route the agent's own call; lookahead gives way."""
         self._observer.request_started()
+        self._answer = ""
         self.in_use.begins()
         if self.backend is None or self._closed:
             return {}  # after closing it is a call like any other: nothing may be leased for it
+        delivery, self._lookahead.delivery = self._lookahead.delivery, None
+        if delivery is not None:
+            delivery.cancel()  # what comes too late would replace what the call is about to compute
         self.backend.main_arrived(self.session)
         return self.backend.route(self.session, Stream.MAIN)
 
@@ -390,6 +370,12 @@ class LookaheadRuntime(Generic[M]):
         self._observer.first_token()
         if self.backend is not None and not self._closed:
             self.backend.main_first_token(self.session)
+
+    def request_text(self, text: str) -> None:
+        """What the agent's model answers is part of the next prompt: the lookahead follows it."""
+        with self._lookahead.lock:
+            self._answer += text
+            self._lookahead.answering(self._answer)
 
     def request_usage(self, usage: Usage) -> None:
         """Calibrate the counter, settle the last commit."""

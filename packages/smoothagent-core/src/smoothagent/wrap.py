@@ -132,8 +132,12 @@ class _Told:
         return getattr(self._stream, name)
 
     def _saw(self, chunk: Any) -> Any:
-        if getattr(chunk, "choices", None):
+        choices = getattr(chunk, "choices", None)
+        if choices:
             self._request.first_token()
+            text = getattr(getattr(choices[0], "delta", None), "content", None)
+            if isinstance(text, str) and len(choices) == 1:
+                self._request.text(text)
         if getattr(chunk, "usage", None) is not None:
             self._request.usage(chunk.usage)
         return chunk

@@ -38,6 +38,8 @@ class FakeLlama(FakeServer):
     can_save: bool = True
     shows_slots: bool = True
     per_copy: float = 0.0
+    template: str = "one"
+    weights: dict[str, int] = field(default_factory=dict[str, int])
     files: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
     slots: list[Slot] = field(default_factory=_slots)
     evaluated: int = 0
@@ -51,9 +53,13 @@ class FakeLlama(FakeServer):
             return await self._copy(path, body)
         match path:
             case "/v1/models":
-                return 200, {"data": [{"id": "local", "owned_by": "llamacpp"}]}
+                return 200, {"data": [{"id": "local", "owned_by": "llamacpp", "meta": self.weights}]}
             case "/props":
-                return 200, {"total_slots": self.n_slots, "default_generation_settings": {"n_ctx": self.n_ctx}}
+                return 200, {
+                    "total_slots": self.n_slots,
+                    "default_generation_settings": {"n_ctx": self.n_ctx},
+                    "chat_template": self.template,
+                }
             case "/slots":
                 return self._state()
             case "/apply-template":
@@ -112,6 +118,10 @@ class FakeLlama(FakeServer):
                 self.files[name] = list(slot.tokens)
                 return 200, {"n_saved": len(slot.tokens)}
             slot.tokens = list(self.files.get(name, []))
+            if name not in self.files:
+                return 400, {
+                    "error": {"message": "Unable to restore slot, no available space or invalid slot save file"}
+                }
             return 200, {"n_restored": len(slot.tokens)}
 
     async def _complete(self, prompt: list[int], body: Mapping[str, Any]) -> AsyncGenerator[Mapping[str, Any]]:

@@ -40,11 +40,11 @@ class World:
     waits: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
     decodes: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
 
-    async def work(self, conversation: str, tokens: int) -> None:
+    async def work(self, conversation: str, tokens: int, *, elsewhere: bool = False) -> None:
         loop = asyncio.get_running_loop()
         done = 0
         while done < tokens:
-            async with self.pacer.piece(conversation, Kind.PREFILL) as grant:
+            async with self.pacer.piece(conversation, Kind.PREFILL, elsewhere=elsewhere) as grant:
                 start = loop.time()
                 n = min(tokens - done, grant.tokens)
                 try:
@@ -80,14 +80,15 @@ turns = st.lists(st.builds(Turn, seconds, seconds, seconds, st.booleans()), max_
     works=st.lists(st.integers(1, 600), min_size=1, max_size=3),
     per_token=st.floats(0.0005, 0.02),
     fixed=st.floats(0.0, 0.02),
+    elsewhere=st.booleans(),
 )
 def test_no_piece_between_arrival_and_first_token_and_all_work_gets_done(
-    agents: list[list[Turn]], works: list[int], per_token: float, fixed: float
+    agents: list[list[Turn]], works: list[int], per_token: float, fixed: float, elsewhere: bool
 ) -> None:
     world = World(per_token, fixed)
 
     async def main() -> None:
-        jobs = [world.work(f"w{i}", n) for i, n in enumerate(works)]
+        jobs = [world.work(f"w{i}", n, elsewhere=elsewhere) for i, n in enumerate(works)]
         await asyncio.gather(*jobs, *(world.agent(f"a{i}", t) for i, t in enumerate(agents)))
 
     run_virtual(main())
@@ -97,6 +98,31 @@ def test_no_piece_between_arrival_and_first_token_and_all_work_gets_done(
             assert overlap <= 1e-9, ((start, end), (arrived, first))
     ordered = sorted((start, end) for start, end, _ in world.pieces)
     assert all(a[1] <= b[0] + 1e-9 for a, b in itertools.pairwise(ordered)), "one piece at a time"
+
+
+@examples(150)
+@given(
+    decode=st.floats(0.5, 20.0),
+    tool=st.floats(0.001, 3.0),
+    per_token=st.floats(0.0005, 0.01),
+    fixed=st.floats(0.0, 0.02),
+)
+def test_work_elsewhere_fills_decodes_and_pauses_alike_and_costs_no_credit(
+    decode: float, tool: float, per_token: float, fixed: float
+) -> None:
+    world = World(per_token, fixed)
+    turn = Turn(tool, 0.5, decode, fails=False)
+
+    async def main() -> None:
+        job = asyncio.ensure_future(world.work("w", 1_000_000, elsewhere=True))
+        await world.agent("a", [turn] * 3)
+        job.cancel()
+
+    run_virtual(main())
+    assert world.pacer.stats.charged == 0
+    worked = sum(end - start for start, end, _ in world.pieces)
+    assert worked >= 0.99 * 3 * (decode + tool)
+    assert max(end - start for start, end, _ in world.pieces) <= 2 * 0.15 + per_token + fixed
 
 
 @examples(150)

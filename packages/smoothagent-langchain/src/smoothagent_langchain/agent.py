@@ -32,7 +32,7 @@ class Call:
     def __init__(self, thread: Thread, request: ModelRequest[Any], history: Sequence[BaseMessage]) -> None:
         self.thread, self.request = thread, request
         self.main: MainRequest = thread.main_request()
-        self.watch = Watch(request.messages, name_of(request.model), self.main.first_token)
+        self.watch = Watch(request.messages, name_of(request.model), self.main.first_token, self.main.text)
         self._history = list(history)
 
     def routed(self) -> ModelRequest[Any]:
@@ -115,6 +115,13 @@ def opened(threads: Threads | None, request: ModelRequest[Any]) -> Thread | None
     except Exception as error:
         log.warning("there is no lookahead: %r", error, exc_info=error)
         return None
+
+
+def lead_of(thread: Thread, request: ModelRequest[Any]) -> list[BaseMessage]:
+    """The system messages that stand before the state's; until a call has shown them, what the request says."""
+    if not thread.lead and request.system_message is not None:
+        thread.lead = [request.system_message]
+    return list(thread.lead)
 
 
 def end(call: Call, response: Any) -> None:

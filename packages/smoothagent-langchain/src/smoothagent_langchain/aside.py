@@ -76,8 +76,13 @@ class AsideBackend:
     def settle(self, conversation: str) -> None:
         """Nothing to settle."""
 
-    def committed(self, conversation: str) -> None:
+    def committed(self, conversation: str) -> bool:
         """No streams."""
+        del conversation
+        return False
+
+    async def deliver(self, conversation: str) -> None:
+        """Nothing is warmed elsewhere."""
 
     def release(self, conversation: str) -> None:
         """Nothing is held."""

@@ -65,13 +65,17 @@ class Thread(LookaheadRuntime[BaseMessage]):
             return self.prompt  # the same object: nothing to count and digest anew
         return replace(prompt, volatile_tail=tail)
 
+    def say_once(self, topic: str, text: str) -> None:
+        """Warn, once a conversation and topic."""
+        self._observer.say_once(topic, text)
+
     def _rewritten(self, sent: Sequence[BaseMessage], asked: Sequence[BaseMessage]) -> int:
         """How many of the last messages inner middleware rewrites, as it will again on the next call."""
         pairs = zip(sent, asked, strict=False)
         same = next((i for i, (a, b) in enumerate(pairs) if not _alike(a, b)), min(len(sent), len(asked)))
         tail = len(asked) - same
         if tail > _VOLATILE:
-            self._observer.say_once(
+            self.say_once(
                 "rewritten",
                 f"middleware inside this one rewrites the messages from number {same} of {len(asked)} on, so what is "
                 "warmed is not what is sent: let it edit the last two messages only",

@@ -23,7 +23,7 @@ from smoothagent import (
     ReadOffloaded,
     SlidingWindow,
 )
-from smoothagent_langchain.agent import Call, end, opened
+from smoothagent_langchain.agent import Call, end, lead_of, opened
 from smoothagent_langchain.threads import Thread, Threads
 
 log = logging.getLogger("smoothagent")
@@ -51,18 +51,19 @@ class ViewMiddleware(AgentMiddleware[Any, Any, Any]):
     ) -> Any:
         """Send the view, then let the lookahead see what was answered."""
         thread = opened(self.threads, request)
+        plain = self.without_lookahead(thread, request)
         if thread is None:
-            return handler(request)
-        lead = self._lead(thread, request)
+            return handler(plain)
+        lead = lead_of(thread, request)
         try:
             view = thread.on_commit([*lead, *request.messages])
         except Exception as error:  # whatever it is, the agent goes on as without us
             log.warning("session %s: the history is sent as it is: %r", thread.session, error)
-            return handler(request)
-        call = Call(thread, request.override(messages=cast("Any", view[len(lead) :])), request.messages)
+            return handler(plain)
+        call = Call(thread, self.sending(plain, view[len(lead) :]), request.messages)
         with call.main, call.watch.watching():
             response = handler(call.routed())
-        end(call, response)
+        self.answered(call, request, response)
         return response
 
     async def awrap_model_call(
@@ -70,31 +71,39 @@ class ViewMiddleware(AgentMiddleware[Any, Any, Any]):
     ) -> Any:
         """Send the view, then let the lookahead see what was answered."""
         thread = opened(self.threads, request)
+        plain = self.without_lookahead(thread, request)
         if thread is None:
-            return await handler(request)
-        lead = self._lead(thread, request)
+            return await handler(plain)
+        lead = lead_of(thread, request)
         try:
             view = await thread.aon_commit([*lead, *request.messages])
         except Exception as error:  # whatever it is, the agent goes on as without us
             log.warning("session %s: the history is sent as it is: %r", thread.session, error)
-            return await handler(request)
-        call = Call(thread, request.override(messages=cast("Any", view[len(lead) :])), request.messages)
+            return await handler(plain)
+        call = Call(thread, self.sending(plain, view[len(lead) :]), request.messages)
         async with call.main:
             with call.watch.watching():
                 response = await handler(call.routed())
-        end(call, response)
+        self.answered(call, request, response)
         return response
+
+    def without_lookahead(self, thread: Thread | None, request: ModelRequest[Any]) -> ModelRequest[Any]:
+        """The request as it is made where there is no lookahead."""
+        del thread
+        return request
+
+    def sending(self, plain: ModelRequest[Any], view: list[BaseMessage]) -> ModelRequest[Any]:
+        """The request that sends the view."""
+        return plain.override(messages=cast("Any", view))
+
+    def answered(self, call: Call, request: ModelRequest[Any], response: Any) -> None:
+        """The model has answered ``request``."""
+        del request
+        end(call, response)
 
     def _strategy(self, model: BaseChatModel) -> LookaheadStrategy:
         del model
         return self._make()
-
-    @staticmethod
-    def _lead(thread: Thread, request: ModelRequest[Any]) -> list[BaseMessage]:
-        """The system messages that stand before the state's; until a call has shown them, what the request says."""
-        if not thread.lead and request.system_message is not None:
-            thread.lead = [request.system_message]
-        return list(thread.lead)
 
 
 class KeepRecentMiddleware(ViewMiddleware):

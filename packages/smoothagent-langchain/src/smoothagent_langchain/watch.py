@@ -39,6 +39,7 @@ class Watch(BaseCallbackHandler):
         asked: the messages of the agent's request.
         model: the name of its model; None where it has none.
         first_token: called at each token; the first one counts.
+        text: called with each piece of the answer's text, where it streams.
 
     Attributes:
         messages: as sent, system messages included; None while nothing was.
@@ -47,8 +48,14 @@ class Watch(BaseCallbackHandler):
 
     run_inline = True
 
-    def __init__(self, asked: Sequence[BaseMessage], model: str | None, first_token: Callable[[], None]) -> None:
-        self._asked, self._model, self._first_token = asked, model, first_token
+    def __init__(
+        self,
+        asked: Sequence[BaseMessage],
+        model: str | None,
+        first_token: Callable[[], None],
+        text: Callable[[str], None],
+    ) -> None:
+        self._asked, self._model, self._first_token, self._text = asked, model, first_token, text
         self._run: UUID | None = None
         self._outer: Watch | None = None
         self.messages: list[BaseMessage] | None = None
@@ -81,6 +88,8 @@ class Watch(BaseCallbackHandler):
             self._outer.on_llm_new_token(token, run_id=run_id, **kwargs)
         if run_id == self._run:
             self._first_token()
+            if isinstance(token, str):
+                self._text(token)
 
     def on_stream_event(self, event: Any, *, run_id: UUID, **kwargs: Any) -> None:
         """The same, in newer streams; the message's own start says nothing yet."""

@@ -144,8 +144,16 @@ class Backend(Protocol):
         """Stop the conversation's lookahead requests on the server."""
         ...
 
-    def committed(self, conversation: str) -> None:
-        """The lookahead stream has become the main stream (slots swap, leases end)."""
+    def committed(self, conversation: str) -> bool:
+        """The lookahead stream has become the main stream (slots swap, leases end).
+
+        Returns whether its KV still has to be brought to where main requests go: then `deliver` is called, and the
+        next main request waits for it, shortly.
+        """
+        ...
+
+    async def deliver(self, conversation: str) -> None:
+        """Bring a stream that was warmed elsewhere to where main requests go."""
         ...
 
     def release(self, conversation: str) -> None:

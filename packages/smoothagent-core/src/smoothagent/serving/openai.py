@@ -45,6 +45,9 @@ class OpenAIBackend:
         dialect: ``auto`` asks the server; else ``llama.cpp``, ``sglang``, ``vllm`` or ``openai``.
         pacer: ``auto`` paces where the server has no best-effort class; a `Pacer` paces always, None never.
         slots: llama.cpp slots that this process may use, three a conversation; None for all.
+        lookahead_url: a second llama.cpp server with the same model and settings, for the lookahead work: on cores or
+            a device that the first leaves idle while it decodes. At a commit the KV goes through the folder that both
+            name as ``--slot-save-path``.
         timeout: seconds a request may take, or a stream may be silent.
         headers: sent with every request made here (not with the agent's own), for instance to mark it as the
             agent's work and not the user's, where a service bills by that. GitHub Copilot's mark is sent unasked.
@@ -64,13 +67,15 @@ class OpenAIBackend:
         dialect: str = "auto",
         pacer: Pacer | Literal["auto"] | None = "auto",
         slots: Sequence[int] | None = None,
+        lookahead_url: str | None = None,
         timeout: float = 120.0,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         if dialect != "auto" and dialect not in DIALECTS:
             raise ConfigurationError(f"unknown dialect {dialect!r}: use 'auto' or one of {', '.join(sorted(DIALECTS))}")
         self._link = Connection(base_url, client, api_key, timeout, headers)
-        self._options = Options(model, warm, slots)
+        self._side = None if lookahead_url is None else Connection(lookahead_url, None, api_key, timeout, headers)
+        self._options = Options(model, warm, slots, self._side)
         self._dialect_name = dialect
         self._dialect: Dialect | None = None
         self._probing: dict[asyncio.AbstractEventLoop, asyncio.Lock] = {}
@@ -151,11 +156,15 @@ class OpenAIBackend:
         """The conversation's lookahead work is in a hurry no more."""
         self._pacer.settle(conversation)
 
-    def committed(self, conversation: str) -> None:
-        """Main and lookahead slot swap, from the next `route` on: call it before that."""
+    def committed(self, conversation: str) -> bool:
+        """Main and lookahead slot swap, from the next `route` on: call it before that. See `Backend.committed`."""
         self._pacer.settle(conversation)
+        return self._dialect is not None and self._dialect.committed(conversation)
+
+    async def deliver(self, conversation: str) -> None:
+        """Bring what was warmed on the lookahead server to the agent's. See `Backend.deliver`."""
         if self._dialect is not None:
-            self._dialect.committed(conversation)
+            await self._at_home(self._dialect.deliver(conversation))
 
     def release(self, conversation: str) -> None:
         """Free what the conversation holds."""
@@ -186,8 +195,10 @@ class OpenAIBackend:
         return (ServingStats() if self._dialect is None else self._dialect.stats), self._pacer.stats
 
     async def aclose(self) -> None:
-        """Close the own client; one that was given stays open."""
+        """Close the own clients; one that was given stays open."""
         await self._link.aclose()
+        if self._side is not None:
+            await self._side.aclose()
 
     # -- at home ---------------------------------------------------------------------------
 
@@ -195,6 +206,8 @@ class OpenAIBackend:
         self._probing.clear()
         self._tasks.clear()
         self._link.forget()
+        if self._side is not None:
+            self._side.forget()
         if isinstance(self._pacer, Pacer):
             self._pacer.reset()
         if self._home is not None:

@@ -8,6 +8,9 @@
     is decoding                         small, only as the credit allows, and only if tool time does not suffice
     none (tool time)                    freely, `idle_piece` seconds at a time
 
+Work on a server of its own (``elsewhere``) does not lengthen the steps in which main requests decode, so it runs freely
+beside them; where they are prefilled it stands still all the same, since the two servers may share their cores.
+
 Credit bounds what pieces add to the time between tokens. A promoted conversation's work has a larger share, but
 only of its own request's time: beside anybody else's it is as careful as before. Requests of other processes
 are seen through ``watch``, where the server tells its state.
@@ -18,9 +21,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
@@ -30,6 +33,9 @@ from smoothagent.serving.credit import Credit
 from smoothagent.serving.others import LOOK_AGAIN, Load, Others, Watch
 from smoothagent.serving.piece import Grant, Piece, Ticket
 from smoothagent.serving.sizes import PieceSizes
+from smoothagent.serving.wakeups import Wakeups
+
+log = logging.getLogger("smoothagent")
 
 BETWEEN_PIECES = 0.25
 """Seconds after a piece within which the next one of the same work is to be expected."""
@@ -101,13 +107,13 @@ class Pacer:
 
     def _move_to(self, loop: asyncio.AbstractEventLoop | None) -> None:
         """Pieces are admitted on ``loop`` from now on. What waited on another can be neither woken nor finished."""
-        self._loop = loop
+        self._wakeups = Wakeups(loop)
         self._others = Others(self.foreign_patience)
         self._credit = Credit()
         self._queue: list[Ticket] = []
-        self._waiters: set[asyncio.Future[None]] = set()
         self._granted: Grant | None = None
         self._active: Piece | None = None
+        self._asking: asyncio.Future[None] | None = None
         self._reserved = False
         self._pressed = False
         self._worked_at = float("-inf")
@@ -120,12 +126,12 @@ class Pacer:
         with self._lock:
             self._accrue()
             if self._paused_at is not None:
-                self.sizes.paused(self._now() - self._paused_at)
+                self.sizes.paused(self._wakeups.now - self._paused_at)
                 self._paused_at = None
             # Work was left over when the tool time ended; between two pieces it may not be queued at the moment.
-            self._pressed = bool(self._queue or self._granted) or self._now() < self._worked_at + BETWEEN_PIECES
+            self._pressed = bool(self._queue or self._granted) or self._wakeups.now < self._worked_at + BETWEEN_PIECES
             self._arrived[conversation] += 1
-        self._on_loop(self._preempt)
+        self._wakeups.call(self._preempt)
 
     def main_first_token(self, conversation: str) -> None:
         """The main request answers; from now on it decodes."""
@@ -133,7 +139,7 @@ class Pacer:
             self._accrue()
             if _take(self._arrived, conversation):
                 self._decoding[conversation] += 1
-        self._on_loop(self._wake)
+        self._wakeups.call(self._wakeups.wake)
 
     def main_done(self, conversation: str) -> None:
         """The main request has ended, well or not."""
@@ -141,14 +147,14 @@ class Pacer:
             self._accrue()
             _ = _take(self._decoding, conversation) or _take(self._arrived, conversation)
             self._pause_begins()
-        self._on_loop(self._wake)
+        self._wakeups.call(self._wakeups.wake)
 
     def promote(self, conversation: str) -> None:
         """The conversation's work is in a hurry: it goes first and with a larger share, until `settle`."""
         with self._lock:
             self._accrue()
             self._promoted.add(conversation)
-        self._on_loop(self._wake)
+        self._wakeups.call(self._wakeups.wake)
 
     def settle(self, conversation: str) -> None:
         """The hurry is over."""
@@ -163,11 +169,13 @@ class Pacer:
             self._promoted.discard(conversation)
             del self._arrived[conversation], self._decoding[conversation]
             self._pause_begins()
-        self._on_loop(self._wake)
+        self._wakeups.call(self._wakeups.wake)
 
     # -- pieces ----------------------------------------------------------------------------
 
-    def piece(self, conversation: str, kind: Kind, *, least: int = 1, at_rest: bool = False) -> Piece:
+    def piece(
+        self, conversation: str, kind: Kind, *, least: int = 1, at_rest: bool = False, elsewhere: bool = False
+    ) -> Piece:
         """``async with pacer.piece(…) as grant``: waits for leave, then runs the body as one piece.
 
         A main request's arrival cancels the body; the block then ends without an error and with
@@ -178,33 +186,34 @@ class Pacer:
             kind: what it does.
             least: the fewest tokens that make sense (a block of the server's cache).
             at_rest: the piece needs the conversation's main slot: never while its main request runs.
+            elsewhere: it runs on a server of its own.
         """
-        return Piece(self, Ticket(conversation, kind, least, at_rest))
+        return Piece(self, Ticket(conversation, kind, least, at_rest, elsewhere))
 
     async def admit(self, ticket: Ticket) -> Grant:
         """Wait until ``ticket`` may run, and take the place; `finish` gives it back."""
         loop = asyncio.get_running_loop()
         with self._lock:
-            if loop is not self._loop:
+            if loop is not self._wakeups.loop:
                 self._move_to(loop)
             ticket.since = loop.time()
             self._queue.append(ticket)
         try:
             while True:
                 delay = self._delay_in_turn(ticket)
-                if delay == 0 and await self._look():
+                if delay == 0 and await self._look(ticket):
                     # What was seen may forbid what nothing forbade before.
                     delay = self._delay(ticket, looked=True)
                     if delay == 0:
                         return self._grant(ticket)
                     self._unreserve()
                 if delay != 0:
-                    await self._sleep(delay)
+                    await self._wakeups.sleep(delay)
         finally:
             with self._lock:
                 if ticket in self._queue:
                     self._queue.remove(ticket)
-            self._wake()
+            self._wakeups.wake()
 
     def start(self, piece: Piece) -> None:
         """Make ``piece`` the one in flight."""
@@ -217,7 +226,7 @@ class Pacer:
             if grant is not self._granted:
                 return  # of a loop that is gone
             self._granted = None
-            self._worked_at = self._now()
+            self._worked_at = self._wakeups.now
             self._accrue()
             self.stats.pieces += 1
             self.stats.preempted += grant.preempted
@@ -229,7 +238,7 @@ class Pacer:
                 self.stats.charged = self._credit.charged
             self._active = None
             self._reserved = False
-        self._wake()
+        self._wakeups.wake()
 
     # -- whose turn it is ------------------------------------------------------------------
 
@@ -250,11 +259,11 @@ class Pacer:
                 return None
             if ticket.at_rest and self._decoding[ticket.conversation]:
                 return None
-            now = self._now()
+            now = self._wakeups.now
             wait = 0.0 if looked else self._others.wait(now)
             if wait > 0:
                 return wait
-            if not self._beside_decode:
+            if ticket.elsewhere or not self._beside_decode:
                 return 0
             # Others have not told that they stopped decoding: only another look tells.
             look_in = inf if self._decoding else LOOK_AGAIN if looked else self._others.look_in(now)
@@ -267,39 +276,54 @@ class Pacer:
             self._accrue()
             return min(self._credit.wait(self._need(ticket), self._share()), look_in)
 
-    async def _look(self) -> bool:
+    async def _look(self, ticket: Ticket) -> bool:
         """Reserve the place and look at the server's state; whether the piece may go now."""
         with self._lock:
             self._reserved = True
-        due = self.watch is not None and self._others.look_due(self._now())
-        load: Load | None = None
+            due = self.watch is not None and self._others.look_due(self._wakeups.now)
+            # An answer comes between two steps of the server's; a piece elsewhere need not stand still for it, unless
+            # somebody is known to wait.
+            meanwhile = ticket.elsewhere and not self._others.load.waiting
         try:
-            if self.watch is not None and due:
-                load = await self.watch(self._decoding.total())
-        except BackendError:
-            # A server that cannot tell its state can still do the piece; if not, the piece says so.
-            load = None
+            if due and not meanwhile:
+                await self._ask()
+            elif due and self._asking is None:
+                self._asking = asyncio.ensure_future(self._ask())
+                self._asking.add_done_callback(self._asked)
         except BaseException:
             self._unreserve()
             raise
         with self._lock:
-            if due:
-                self._accrue()
-                self._others.seen(load or Load(), self._now())
             allowed = not self._arrived and (not self._others.load.waiting or self._overdue())
         if not allowed:
             self._unreserve()
         return allowed
 
+    async def _ask(self) -> None:
+        load: Load | None = None
+        if self.watch is not None:
+            # A server that cannot tell its state can still do the piece; if not, the piece says so.
+            with contextlib.suppress(BackendError):
+                load = await self.watch(self._decoding.total())
+        with self._lock:
+            self._accrue()
+            self._others.seen(load or Load(), self._wakeups.now)
+
+    def _asked(self, asking: asyncio.Future[None]) -> None:
+        if self._asking is asking:
+            self._asking = None
+        if not asking.cancelled() and asking.exception() is not None:
+            log.debug("the server's state could not be asked: %r", asking.exception())
+
     def _overdue(self) -> bool:
-        overdue = self._others.overdue(self._now())
+        overdue = self._others.overdue(self._wakeups.now)
         self.stats.overdue += overdue
         return overdue
 
     def _unreserve(self) -> None:
         with self._lock:
             self._reserved = False
-        self._wake()
+        self._wakeups.wake()
 
     # -- how much, and at what price -------------------------------------------------------
 
@@ -322,15 +346,21 @@ class Pacer:
     def _accrue(self) -> None:
         cap = max([self.sizes.may_add(self._own_hurry), *(self._need(t) for t in self._queue)])
         idle = not self._arrived and not self._beside_decode
-        self._credit.accrue(self._now(), decoding=self._beside_decode, idle=idle, share=self._share(), cap=cap)
+        self._credit.accrue(self._wakeups.now, decoding=self._beside_decode, idle=idle, share=self._share(), cap=cap)
 
     def _grant(self, ticket: Ticket) -> Grant:
         with self._lock:
-            beside = self._beside_decode or self._others.load.waiting > 0
+            beside = not ticket.elsewhere and (self._beside_decode or self._others.load.waiting > 0)
             if beside:
                 size = self.sizes.beside(ticket.kind, ticket.least, self._own_hurry)
             else:
-                size = self.sizes.idle(ticket.kind, ticket.least, shared=self._others.shared(self._now()))
+                size = self.sizes.idle(
+                    ticket.kind,
+                    ticket.least,
+                    shared=self._others.shared(self._wakeups.now),
+                    # While a main request decodes, the next one is more than a tool time away.
+                    before_pause=bool(self._decoding),
+                )
             grant = Grant(ticket.kind, size, beside)
             if beside:
                 # Paid in advance, so that what accrues meanwhile is not lost to the cap; `finish` settles.
@@ -340,56 +370,15 @@ class Pacer:
             self._granted = grant
             return grant
 
-    # -- waiting and waking ----------------------------------------------------------------
-
-    def _now(self) -> float:
-        return self._loop.time() if self._loop is not None else 0.0
+    # -- pauses and preemption -------------------------------------------------------------
 
     def _pause_begins(self) -> None:
-        if self._paused_at is None and not self._arrived and not self._decoding and self._loop is not None:
-            self._paused_at = self._now()
-
-    async def _sleep(self, delay: float | None) -> None:
-        """Until something changes, or ``delay`` seconds have passed."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[None] = loop.create_future()
-        timer = None if delay is None else loop.call_later(delay, _resolve, future)
-        self._waiters.add(future)
-        try:
-            await future
-        finally:
-            self._waiters.discard(future)
-            if timer is not None:
-                timer.cancel()
+        if self._paused_at is None and not self._arrived and not self._decoding and self._wakeups.loop is not None:
+            self._paused_at = self._wakeups.now
 
     def _preempt(self) -> None:
         if self._active is not None and self._arrived:
             self._active.preempt()
-
-    def _wake(self) -> None:
-        for future in tuple(self._waiters):
-            _resolve(future)
-
-    def _on_loop(self, fn: Callable[[], None]) -> None:
-        loop = self._loop
-        if loop is None:
-            return
-        try:
-            here = asyncio.get_running_loop() is loop
-        except RuntimeError:
-            here = False
-        if here:
-            fn()
-            return
-        # A loop that has just been closed has nothing to be told.
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(fn)
-
-
-def _resolve(future: asyncio.Future[None]) -> None:
-    with contextlib.suppress(RuntimeError):  # its loop is closed
-        if not future.done():
-            future.set_result(None)
 
 
 def _take(counter: Counter[str], key: str) -> bool:

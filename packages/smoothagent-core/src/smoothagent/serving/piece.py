@@ -20,6 +20,7 @@ class Ticket:
         kind: what it does.
         least: the fewest tokens that make sense (a block of the server's cache).
         at_rest: it needs the conversation's main slot: never while its main request runs.
+        elsewhere: it runs on another server, so it does not lengthen the steps in which main requests decode.
         since: when it was asked for, on the loop's clock.
     """
 
@@ -27,6 +28,7 @@ class Ticket:
     kind: Kind
     least: int
     at_rest: bool
+    elsewhere: bool = False
     since: float = 0.0
 
 

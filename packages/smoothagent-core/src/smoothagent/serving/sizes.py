@@ -67,9 +67,10 @@ class PieceSizes:
             size = max(LEAST_BESIDE, int(seconds / each)) if each else FIRST_PREFILL
         return min(MOST_TOKENS, max(least, size))
 
-    def idle(self, kind: Kind, least: int, *, shared: bool) -> int:
-        """Tokens of a piece in tool time; ``shared``: other processes use the server."""
-        seconds = min([self.idle_piece, *(p * SHARE_OF_PAUSE for p in self._pauses)])
+    def idle(self, kind: Kind, least: int, *, shared: bool, before_pause: bool = False) -> int:
+        """Tokens of a piece in tool time, or ``before_pause``; ``shared``: other processes use the server."""
+        pauses = () if before_pause else self._pauses
+        seconds = min([self.idle_piece, *(p * SHARE_OF_PAUSE for p in pauses)])
         if shared:
             seconds = min(seconds, self.idle_piece / 2)
         cost = self._costs.idle(kind)

@@ -39,10 +39,10 @@ class Unpaced:
 
     @contextlib.asynccontextmanager
     async def piece(
-        self, conversation: str, kind: Kind, *, least: int = 1, at_rest: bool = False
+        self, conversation: str, kind: Kind, *, least: int = 1, at_rest: bool = False, elsewhere: bool = False
     ) -> AsyncGenerator[Grant]:
         """Leave for everything at once."""
-        del conversation, least, at_rest
+        del conversation, least, at_rest, elsewhere
         self.stats.pieces += 1
         yield Grant(kind, sys.maxsize, beside_decode=False)
 

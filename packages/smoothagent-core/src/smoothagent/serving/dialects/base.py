@@ -23,11 +23,13 @@ class Options:
         model: the model to ask for where the prompt names none.
         warm: whether prefill-only requests are sent; None leaves it to the dialect.
         slots: llama.cpp slots that this process may use; None for all.
+        lookahead: the server that lookahead work runs on, where that is not the agent's.
     """
 
     model: str | None = None
     warm: bool | None = None
     slots: Sequence[int] | None = None
+    lookahead: Connection | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +128,13 @@ class Dialect(ABC):
         """Tell the server to stop what a closed connection would not stop."""
         del conversation
 
-    def committed(self, conversation: str) -> None:
-        """The lookahead stream has become the main stream."""
+    def committed(self, conversation: str) -> bool:
+        """The lookahead stream has become the main stream. Whether `deliver` has something to bring."""
+        del conversation
+        return False
+
+    async def deliver(self, conversation: str) -> None:
+        """As `Backend.deliver`."""
         del conversation
 
     def release(self, conversation: str) -> None:

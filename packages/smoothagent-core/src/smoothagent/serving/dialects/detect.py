@@ -10,6 +10,7 @@ from smoothagent.errors import (
     BackendProtocolError,
     BackendRefusedError,
     BackendUnreachableError,
+    ConfigurationError,
     RateLimitedError,
 )
 from smoothagent.serving.connection import Connection, expect_object
@@ -43,6 +44,11 @@ async def detect(link: Connection, options: Options, name: str) -> Dialect:
         kind = Hosted
     else:
         kind = await _recognise(link)
+    if options.lookahead is not None and kind is not LlamaCpp:
+        raise ConfigurationError(
+            f"lookahead_url={options.lookahead.base_url!r} needs llama.cpp, whose slots can be handed from server to "
+            f"server; {link.base_url} is {kind.server}: leave it out"
+        )
     dialect = kind(link, options, served)
     try:
         await dialect.probe()

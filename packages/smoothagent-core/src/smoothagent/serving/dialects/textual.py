@@ -291,9 +291,6 @@ class Textual(Dialect):
         """Forget what was warmed."""
         self._warm.pop(conversation, None)
 
-    def committed(self, conversation: str) -> None:
-        """The cache is shared by all streams: nothing moves."""
-
 
 def _flat(message: Wire) -> str:
     """A message as characters to be counted and compared; its text, if it can be cut, comes last."""

@@ -6,21 +6,17 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from smoothagent.errors import (
-    BackendProtocolError,
-    BackendRefusedError,
-    ConfigurationError,
-    RateLimitedError,
-)
+from smoothagent.errors import BackendError, BackendProtocolError, BackendRefusedError, ConfigurationError
 from smoothagent.serving import chat
 from smoothagent.serving.backend import Caps, Generated, Stream, Usage
 from smoothagent.serving.connection import Connection, too_long
 from smoothagent.serving.costs import Kind
 from smoothagent.serving.dialects.base import Ask, Dialect, Options, mapping, rows, whole
 from smoothagent.serving.dialects.llamacpp.answer import NOT_FOR_SUMMARIES, Answer
+from smoothagent.serving.dialects.llamacpp.copies import Copies, Saving
 from smoothagent.serving.dialects.llamacpp.holdings import Holdings
 from smoothagent.serving.dialects.llamacpp.pieces import SlotWork
-from smoothagent.serving.dialects.llamacpp.rendering import Rendering, before_media
+from smoothagent.serving.dialects.llamacpp.rendering import before_media
 from smoothagent.serving.dialects.streamed import answer_streamed
 from smoothagent.serving.others import Load
 from smoothagent.serving.piece import Grant
@@ -29,10 +25,6 @@ from smoothagent.serving.unpaced import Pacing
 
 WORTH_COPYING = 64
 """Tokens that a copy of main's KV must save: it takes about as long as evaluating a few."""
-BAD_COPIES = 3
-"""Refused or slow copies in a row after which none is made any more."""
-LONGEST_COPY = 1.0
-"""Seconds; a copy that takes longer stalls more than it spares."""
 
 
 class LlamaCpp(Dialect):
@@ -42,16 +34,20 @@ class LlamaCpp(Dialect):
 
     def __init__(self, link: Connection, options: Options, served: Sequence[str]) -> None:
         super().__init__(link, options, served)
-        # Kept-alive connections are dropped about once in 60 requests (measured).
-        link.close_each = True
         self.table = SlotTable(())
         self._window: int | None = None
-        self._can_copy = False
-        self._bad_copies = 0
         self._sees_slots = False
-        self._holdings = Holdings(self._note_loss)
-        self._rendering = Rendering(link)
-        self._work = SlotWork(link, self._holdings, self._rendering)
+        self._copies = Copies(self.notes)
+        self._proved = False
+        self._agents = SlotWork(link, Holdings(self._note_loss))
+        self._lookahead = self._agents
+        if options.lookahead is not None:
+            self._lookahead = SlotWork(options.lookahead, Holdings(self._note_loss), elsewhere=True)
+
+    @property
+    def _work(self) -> SlotWork:
+        """Where lookahead work is done. A slot has the same number on both servers."""
+        return self._lookahead if self._copies.linked else self._agents
 
     async def probe(self) -> None:
         """Read ``/props``, ``/slots`` and whether slots can be saved."""
@@ -71,6 +67,44 @@ class LlamaCpp(Dialect):
                 f"llama.cpp: {len(set(allowed))} slots for this process, a conversation takes three (main, summary, "
                 f"lookahead): nothing is warmed. Start the server with --parallel 3 or more, a multiple of three."
             )
+        if self._lookahead is not self._agents:
+            await self._compare(props, max(allowed, default=0) + 1)
+        await self._copies.probe(self._agents, self._lookahead)
+
+    async def _compare(self, props: Mapping[str, Any], slots: int) -> None:
+        """Whether the lookahead server is the agent's server once more.
+
+        Raises:
+            ConfigurationError: it has another model, template or window, or too few slots.
+        """
+        link = self._lookahead.link
+        try:
+            theirs = mapping(await link.get("~/props"))
+            models = [_weights(await side.get("/models")) for side in (self.link, link)]
+        except BackendError as error:
+            self._lookahead = self._agents
+            self.notes["lookahead"] = (
+                f"llama.cpp: the lookahead server at {link.base_url} cannot be asked ({error}), so lookahead work runs "
+                "on the agent's own server."
+            )
+            return
+        ours = {"n_ctx": self._window, "chat_template": props.get("chat_template"), "model": models[0]}
+        other = {
+            "n_ctx": whole(mapping(theirs.get("default_generation_settings")).get("n_ctx")),
+            "chat_template": theirs.get("chat_template"),
+            "model": models[1],
+        }
+        for name, value in ours.items():
+            if other[name] != value:
+                raise ConfigurationError(
+                    f"lookahead_url={link.base_url!r}: its {name} is {str(other[name])[:80]!r} and that of the agent's "
+                    f"server {self.link.base_url} is {str(value)[:80]!r}; start both with the same model and settings"
+                )
+        if (whole(theirs.get("total_slots")) or 1) < slots:
+            raise ConfigurationError(
+                f"lookahead_url={link.base_url!r} has {theirs.get('total_slots')} slots: start it with --parallel "
+                f"{slots} as the agent's server, since a slot has the same number on both"
+            )
 
     async def _probe_slots(self) -> None:
         try:
@@ -80,12 +114,6 @@ class LlamaCpp(Dialect):
             self.notes["slots"] = (
                 "llama.cpp: the slots endpoint is off, so other clients' requests cannot be seen and lookahead work "
                 "may delay them. Start the server with --slots."
-            )
-        self._can_copy = await self._work.can_copy()
-        if not self._can_copy:
-            self.notes["slot_save_path"] = (
-                "llama.cpp: slots cannot be saved, so a summary is written on the main slot and in tool time only; "
-                "agents with fast tools may never get one. Start the server with --slot-save-path DIR."
             )
 
     def caps(self) -> Caps:
@@ -114,7 +142,7 @@ class LlamaCpp(Dialect):
         if not isinstance(answer, list):
             raise BackendProtocolError(f"GET {self.link.root}/slots answered no list")
         slots = rows(cast("list[object]", answer))
-        self._holdings.see(slots)
+        self._agents.holdings.see(slots)
         return slots
 
     # -- main requests ---------------------------------------------------------------------
@@ -129,25 +157,35 @@ class LlamaCpp(Dialect):
             return {"extra_headers": headers}
         return {"extra_headers": headers, "extra_body": {"id_slot": slot, "cache_prompt": True}}
 
-    def committed(self, conversation: str) -> None:
+    def committed(self, conversation: str) -> bool:
         """The two slots swap. What the new lookahead slot holds is main's: unknown here."""
         self.table.swap(conversation)
         lease = self.table.find(conversation)
-        if lease is not None:
-            self._holdings.forget(lease.lookahead)
+        if lease is None:
+            return False
+        self._agents.holdings.forget(lease.lookahead)
+        return self._copies.linked
+
+    async def deliver(self, conversation: str) -> None:
+        """Copy what the lookahead server has of the new main stream to the agent's server."""
+        lease = self.table.find(conversation)
+        if lease is not None and self._copies.linked:
+            await self._copies.copy(self._lookahead, lease.main, self._agents, lease.main)
 
     def release(self, conversation: str) -> None:
         """The slots are free again."""
         lease = self.table.find(conversation)
         if lease is not None:
-            self._holdings.forget(lease.main, lease.summary, lease.lookahead)
+            for site in (self._agents, self._lookahead):
+                site.holdings.forget(lease.main, lease.summary, lease.lookahead)
         self.table.release(conversation)
 
     # -- tokens ----------------------------------------------------------------------------
 
     async def count(self, ask: Ask) -> int:
         """Tokens of the request, generation prompt included."""
-        return len(await self._rendering.ids(await self._rendering.text(ask, ask.messages, reply=True)))
+        rendering = self._agents.rendering
+        return len(await rendering.ids(await rendering.text(ask, ask.messages, reply=True)))
 
     # -- prefill ---------------------------------------------------------------------------
 
@@ -160,30 +198,44 @@ class LlamaCpp(Dialect):
         if not messages:
             return Usage()
         partial = partial and len(messages) == len(ask.messages)
-        ids = await self._rendering.prefix(Ask(ask.conversation, messages, ask.prompt), partial=partial)
+        await self._prove(ask.conversation, lease, pacer)
+        work = self._work
+        ids = await work.rendering.prefix(Ask(ask.conversation, messages, ask.prompt), partial=partial)
         self._check_window(ids)
-        await self._begin_from_main(ask.conversation, lease, ids, pacer)
-        computed = await self._work.feed(ask.conversation, lease.lookahead, ids, pacer)
+        await self._begin_from_main(work, ask.conversation, lease, ids, pacer)
+        computed = await work.feed(ask.conversation, lease.lookahead, ids, pacer)
         self.stats.prefills += 1
         return Usage(prompt_tokens=len(ids), cached_tokens=max(0, len(ids) - computed))
 
-    async def _begin_from_main(self, conversation: str, lease: Lease, ids: list[int], pacer: Pacing) -> None:
+    async def _prove(self, conversation: str, lease: Lease, pacer: Pacing) -> None:
+        """Find out, before anything relies on it, whether the two servers save to the same folder."""
+        while self._copies.linked and not self._proved:
+            # Whatever little the slot holds by now: nothing that would be in anybody's way.
+            async with pacer.piece(conversation, Kind.COPY, elsewhere=True):
+                await self._copies.prove(self._lookahead, lease.lookahead, self._agents, lease.lookahead)
+                self._proved = True
+
+    async def _begin_from_main(
+        self, work: SlotWork, conversation: str, lease: Lease, ids: list[int], pacer: Pacing
+    ) -> None:
         """Copy main's KV where it holds more of the prefix than the lookahead slot: after a commit the two begin alike.
 
         Main's content is known since the commit that made its slot main: what was warmed there, which its own
-        requests extend.
+        requests extend. A lookahead server still has what it delivered then.
         """
-        while self._can_copy and self._gain(lease, ids) >= WORTH_COPYING:
-            async with pacer.piece(conversation, Kind.COPY, at_rest=True):
-                common = self._holdings.have(lease.main, ids)
-                # A copy that is broken off leaves nothing that could be relied on.
-                self._holdings.put(lease.lookahead, [])
-                held = await self._copy(lease.main, lease.lookahead)
-                self._holdings.guess(lease.lookahead, ids[: min(common, held)])
-                return
+        holdings = work.holdings
 
-    def _gain(self, lease: Lease, ids: list[int]) -> int:
-        return self._holdings.have(lease.main, ids) - self._holdings.have(lease.lookahead, ids)
+        def gain() -> int:
+            return holdings.have(lease.main, ids) - holdings.have(lease.lookahead, ids)
+
+        while self._copies.usable and gain() >= WORTH_COPYING:
+            async with pacer.piece(conversation, Kind.COPY, at_rest=not work.elsewhere, elsewhere=work.elsewhere):
+                common = holdings.have(lease.main, ids)
+                # A copy that is broken off leaves nothing that could be relied on.
+                holdings.put(lease.lookahead, [])
+                held = await self._copies.copy(work, lease.main, work, lease.lookahead)
+                holdings.guess(lease.lookahead, ids[: min(common, held)])
+                return
 
     def _note_loss(self, slot: int) -> None:
         self.stats.lost += 1
@@ -212,13 +264,15 @@ class LlamaCpp(Dialect):
             return await self._ask_in_one_piece(ask, pacer, max_tokens, self.table.spare(ask.conversation))
         if len(before_media(ask.messages)) < len(ask.messages):
             return await self._ask_in_one_piece(ask, pacer, max_tokens, lease.summary)
-        text = await self._rendering.text(ask, ask.messages, reply=True)
-        ids = await self._rendering.ids(text)
+        await self._prove(ask.conversation, lease, pacer)
+        work = self._work
+        text = await work.rendering.text(ask, ask.messages, reply=True)
+        ids = await work.rendering.ids(text)
         self._check_window(ids)
-        slot, at_rest = await self._place(ask.conversation, ids, pacer, extends_main=extends_main)
-        computed = await self._work.feed(ask.conversation, slot, ids[:-1], pacer, at_rest=at_rest)
+        slot, at_rest = await self._place(work, ask.conversation, lease, ids, pacer, extends_main=extends_main)
+        computed = await work.feed(ask.conversation, slot, ids[:-1], pacer, at_rest=at_rest)
         answer = Answer(max_tokens, chat.fields(ask.prompt, sampling=True))
-        stop = await self._work.decode(ask.conversation, slot, ids, answer, pacer, at_rest=at_rest)
+        stop = await work.decode(ask.conversation, slot, ids, answer, pacer, at_rest=at_rest)
         return self._generated(answer, stop, ids, computed, opened=text.rstrip().endswith("<think>"))
 
     def _generated(self, answer: Answer, stop: str, ids: Sequence[int], computed: int, *, opened: bool) -> Generated:
@@ -235,50 +289,28 @@ class LlamaCpp(Dialect):
             ),
         )
 
-    async def _place(self, conversation: str, ids: list[int], pacer: Pacing, *, extends_main: bool) -> tuple[int, bool]:
+    async def _place(
+        self, work: SlotWork, conversation: str, lease: Lease, ids: list[int], pacer: Pacing, *, extends_main: bool
+    ) -> tuple[int, bool]:
         """The slot a summary is written on, holding main's KV where that is of use; and whether that is main's own."""
-        lease = self.table.lease(conversation)
-        assert lease is not None
         if not extends_main:
             return lease.summary, False
-        if not self._can_copy:
-            self._holdings.begin(lease.main, ids[: self._holdings.seen(lease.main) or 0])
+        if not self._copies.usable:
+            work.holdings.begin(lease.main, ids[: work.holdings.seen(lease.main) or 0])
             return lease.main, True
+        saving: Saving | None = None
+        while saving is None:
+            async with pacer.piece(conversation, Kind.COPY, at_rest=True):
+                # Begun, it is ended, whoever arrives meanwhile: agents with fast tools have no more time than that.
+                saving = self._copies.saving(self._agents, lease.main)
+                await asyncio.wait({saving})
         grant: Grant | None = None
         while grant is None or grant.preempted:
-            async with pacer.piece(conversation, Kind.COPY, at_rest=True) as grant:
-                held = await self._copy(lease.main, lease.summary)
+            async with pacer.piece(conversation, Kind.COPY, elsewhere=work.elsewhere) as grant:
+                held = await self._copies.restore(saving, work, lease.summary)
                 # Where the summary request leaves main's prompt is not known: the server's first answer tells.
-                self._holdings.guess(lease.summary, ids[:held])
+                work.holdings.guess(lease.summary, ids[:held])
         return lease.summary, False
-
-    async def _copy(self, source: int, target: int) -> int:
-        clock = asyncio.get_running_loop().time
-        began = clock()
-        try:
-            return await self._work.copy(source, target)
-        except RateLimitedError:
-            raise
-        except BackendRefusedError as error:
-            self._copied_badly(f"could not be copied ({error})")
-            return 0
-        finally:
-            took = clock() - began
-            if took > LONGEST_COPY:
-                # All slots stand still meanwhile, and nothing stops it when the agent's request comes.
-                self._copied_badly(f"took {took:.1f} s to copy, in which no request is served")
-            else:
-                self._bad_copies = 0
-
-    def _copied_badly(self, how: str) -> None:
-        """Copying stops for good after some in a row; a single slow one may only have waited for somebody's step."""
-        self._bad_copies += 1
-        if self._bad_copies >= BAD_COPIES:
-            self._can_copy = False
-            self.notes["copy"] = (
-                f"llama.cpp: a slot {how}, {BAD_COPIES} times in a row: none is copied any more, so summaries are "
-                "written on the main slot in tool time. Let --slot-save-path name a folder in memory (/dev/shm)."
-            )
 
     async def _ask_in_one_piece(self, ask: Ask, pacer: Pacing, max_tokens: int, slot: int | None) -> Generated:
         """A whole answer in tool time, begun anew where the agent's request comes between.
@@ -324,6 +356,13 @@ def _decoded(slot: Mapping[str, Any]) -> int:
     state = slot.get("next_token")
     first = rows(cast("list[object]", state))[:1] if isinstance(state, list) else [mapping(state)]
     return whole(first[0].get("n_decoded")) or 0 if first else 0
+
+
+def _weights(models: object) -> object:
+    """What tells one model's weights from another's, where the server lists it; its path may differ."""
+    listed = [*rows(mapping(models).get("data")), dict[str, Any]()]
+    meta = mapping(listed[0].get("meta"))
+    return {name: meta.get(name) for name in ("n_vocab", "n_embd", "n_params", "size")}
 
 
 def _without(body: Mapping[str, Any], drop: frozenset[str]) -> dict[str, Any]:

@@ -36,17 +36,23 @@ class SlotWork:
     Args:
         link: the connection.
         holdings: what the slots hold.
-        rendering: the server's tokenizer.
+        elsewhere: it is not the server of the agent's requests, whose steps its pieces do not lengthen.
+
+    Attributes:
+        rendering: the server's template and tokenizer.
     """
 
-    def __init__(self, link: Connection, holdings: Holdings, rendering: Rendering) -> None:
-        self._link, self._holdings, self._rendering = link, holdings, rendering
+    def __init__(self, link: Connection, holdings: Holdings, *, elsewhere: bool = False) -> None:
+        # Kept-alive connections are dropped about once in 60 requests (measured).
+        link.close_each = True
+        self.link, self.holdings, self.elsewhere = link, holdings, elsewhere
+        self.rendering = Rendering(link)
 
     async def feed(self, conversation: str, slot: int, ids: list[int], pacer: Pacing, *, at_rest: bool = False) -> int:
         """Evaluate ``ids`` on ``slot``; returns how many tokens were computed."""
-        computed, holdings = 0, self._holdings
+        computed, holdings = 0, self.holdings
         while holdings.have(slot, ids) < len(ids):
-            async with pacer.piece(conversation, Kind.PREFILL, at_rest=at_rest) as grant:
+            async with pacer.piece(conversation, Kind.PREFILL, at_rest=at_rest, elsewhere=self.elsewhere) as grant:
                 # The look at the slots that admitted the piece may have shown that the slot lost its prefix.
                 have = holdings.have(slot, ids)
                 piece = ids[: have + grant.tokens]
@@ -70,7 +76,9 @@ class SlotWork:
                 answer.computed += await self.feed(conversation, slot, lost_prompt, pacer, at_rest=at_rest)
                 lost_prompt = []
             before = len(answer.tokens)
-            async with pacer.piece(conversation, Kind.DECODE, least=answer.least, at_rest=at_rest) as grant:
+            async with pacer.piece(
+                conversation, Kind.DECODE, least=answer.least, at_rest=at_rest, elsewhere=self.elsewhere
+            ) as grant:
                 prompt = [*ids, *answer.tokens]
                 limit = min(answer.left, grant.tokens)
                 try:
@@ -78,7 +86,7 @@ class SlotWork:
                         slot, prompt, expect=len(prompt), at_most=limit, grant=grant, answer=answer
                     )
                 except LostError as lost:
-                    self._holdings.lose(slot, prompt[: lost.cached])
+                    self.holdings.lose(slot, prompt[: lost.cached])
                     lost_prompt = prompt[:-1]
                     continue
                 # A continuation evaluates the last decoded token: that is decoding, not a prompt computed again.
@@ -89,27 +97,35 @@ class SlotWork:
                 # A piece that ends inside a character brings nothing: the next one must be longer.
                 answer.least = 1 if len(answer.tokens) > before else answer.least * 2
             if answer.dirty:
-                answer.tokens = await self._rendering.tokenize(answer.text, special=False)
+                answer.tokens = await self.rendering.tokenize(answer.text, special=False)
                 answer.dirty = False
-            self._holdings.put(slot, [*ids, *answer.tokens])
+            self.holdings.put(slot, [*ids, *answer.tokens])
         return "limit"
 
-    async def copy(self, source: int, target: int) -> int:
-        """Copy KV between slots; returns the tokens now in ``target``.
+    async def save(self, slot: int) -> str:
+        """Save the slot's KV; returns the name of its file, which is overwritten by the next.
 
         Raises:
-            BackendRefusedError: nothing could be copied.
+            BackendRefusedError: it could not be saved.
         """
-        name = f"smoothagent-{re.sub('[^A-Za-z0-9]+', '-', self._link.root.partition('//')[2])}-slot{source}.bin"
-        await self._link.post(f"~/slots/{source}?action=save", {"filename": name})
-        restored = await self._link.post(f"~/slots/{target}?action=restore", {"filename": name})
+        name = f"smoothagent-{re.sub('[^A-Za-z0-9]+', '-', self.link.root.partition('//')[2])}-slot{slot}.bin"
+        await self.link.post(f"~/slots/{slot}?action=save", {"filename": name})
+        return name
+
+    async def restore(self, slot: int, name: str) -> int:
+        """Replace the slot's KV by what was saved; returns the tokens now there.
+
+        Raises:
+            BackendRefusedError: it could not be restored; the slot is empty now.
+        """
+        restored = await self.link.post(f"~/slots/{slot}?action=restore", {"filename": name})
         return whole(restored.get("n_restored")) or 0
 
-    async def can_copy(self) -> bool:
+    async def can_save(self) -> bool:
         """Whether slots can be saved; nothing is written to find out."""
         try:
             # Not a file name: refused as such where saving is possible.
-            await self._link.post("~/slots/0?action=save", {"filename": "../"})
+            await self.link.post("~/slots/0?action=save", {"filename": "../"})
         except RateLimitedError:
             raise
         except BackendRefusedError as error:
@@ -123,7 +139,7 @@ class SlotWork:
         body: dict[str, Any] = {"prompt": ids, "id_slot": slot, "cache_prompt": True, "return_progress": True}
         body |= {"n_predict": 0} if answer is None else answer.request(at_most)
         done, answered = Pass(), False
-        async with self._link.stream("~/completion", body) as events:
+        async with self.link.stream("~/completion", body) as events:
             async for event in events:
                 answered = True
                 progress = event.get("prompt_progress")
@@ -137,9 +153,9 @@ class SlotWork:
                 elif answer is not None:
                     grant.report(answer.take(event))
         if not answered:
-            raise BackendProtocolError(f"POST {self._link.root}/completion answered no events; is this llama.cpp?")
+            raise BackendProtocolError(f"POST {self.link.root}/completion answered no events; is this llama.cpp?")
         if done.stop is None:
-            raise BackendUnreachableError(f"the stream of POST {self._link.root}/completion ended early")
+            raise BackendUnreachableError(f"the stream of POST {self.link.root}/completion ended early")
         if answer is None:
             grant.report(done.computed)
         return done

@@ -1,0 +1,216 @@
+"""`ContextEditingMiddleware` whose next edits, and their KV cache, are ready when the next call is made.
+
+Once its trigger is reached the built-in edits anew on every call: one more tool output is cleared each time, and all
+that follows it is prefilled again. Which one that will be is known as soon as the model has asked for its tools.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from statistics import mean
+from typing import Any, Literal, cast
+
+from langchain.agents.middleware import ClearToolUsesEdit, ModelRequest
+from langchain.agents.middleware import ContextEditingMiddleware as BuiltIn
+from langchain.agents.middleware.context_editing import ContextEdit, TokenCounter
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, ToolMessage
+
+from smoothagent import CutStrategy, Message, Prediction
+from smoothagent.message import alike, leading_system
+from smoothagent_langchain.agent import Call, lead_of, messages_of
+from smoothagent_langchain.codec import LangChainCodec
+from smoothagent_langchain.threads import Thread, Threads
+from smoothagent_langchain.views import ViewMiddleware
+
+_RECENT = 8
+"""Tool outputs that tell how long the next one will be."""
+
+
+class ContextEditingMiddleware(ViewMiddleware, BuiltIn[Any, Any]):
+    """The built-in, with lookahead: what is sent is what the built-in sends.
+
+    Args:
+        edits: as the built-in's; edits of your own, too, as long as they add and remove no messages.
+        token_count_method: as the built-in's.
+        token_counter: as the built-in's.
+        warm: prefill ahead; default yes, except at hosted endpoints.
+    """
+
+    def __init__(
+        self,
+        *,
+        edits: Iterable[ContextEdit] | None = None,
+        token_count_method: Literal["approximate", "model"] = "approximate",  # noqa: S107  the built-in's name
+        token_counter: TokenCounter | None = None,
+        warm: bool | None = None,
+    ) -> None:
+        BuiltIn.__init__(self, edits=edits, token_count_method=token_count_method, token_counter=token_counter)
+        self.threads = Threads(self._strategy, warm=warm)
+
+    def _strategy(self, model: BaseChatModel) -> ContextEdits:
+        del model
+        return ContextEdits()
+
+    def without_lookahead(self, thread: Thread | None, request: ModelRequest[Any]) -> ModelRequest[Any]:
+        """The request with its messages edited, of which the conversation's strategy is told."""
+        if not request.messages:
+            return request
+        edits = Edits(self.edits, self._resolve_token_counter(request))
+        edited = edits.of(request.messages)
+        if thread is not None:
+            if len(edited) == len(request.messages):
+                seen = Seen(edits, list(request.messages), len(lead_of(thread, request)), edited)
+            else:
+                seen = Seen()
+                thread.say_once(
+                    "edits",
+                    f"{', '.join(type(e).__name__ for e in self.edits)} made {len(edited)} messages of "
+                    f"{len(request.messages)}; an edit that adds or removes messages is made, but not prepared",
+                )
+            _strategy_of(thread).see(seen)
+        return request.override(messages=edited)
+
+    def sending(self, plain: ModelRequest[Any], view: list[BaseMessage]) -> ModelRequest[Any]:
+        """The request as the built-in makes it, which the view is the same as."""
+        del view
+        return plain
+
+    def answered(self, call: Call, request: ModelRequest[Any], response: Any) -> None:
+        """The model has answered: what its tools' results will change is known now."""
+        strategy = _strategy_of(call.thread)
+        if strategy.seen.raw:
+            answer = cast("list[AnyMessage]", messages_of(response))
+            strategy.see(replace(strategy.seen, raw=[*request.messages, *answer], edited=None))
+        super().answered(call, request, response)
+
+
+class Edits:
+    """A middleware's edits with the counter they are judged by.
+
+    Args:
+        edits: applied one after another.
+        count: tokens of messages.
+    """
+
+    def __init__(self, edits: Sequence[ContextEdit] = (), count: TokenCounter = len) -> None:
+        self._edits, self._count = edits, count
+
+    def of(self, messages: Sequence[AnyMessage]) -> list[AnyMessage]:
+        """The messages as the edits leave them, in a list of their own; the messages given are not touched."""
+        out = list(messages)
+        if any(type(edit) is not ClearToolUsesEdit for edit in self._edits):
+            out = deepcopy(out)  # the built-in edit makes copies of what it changes, others may not
+        for edit in self._edits:
+            edit.apply(out, count_tokens=self._count)
+        return out
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The agent's history as a hook was given it.
+
+    Attributes:
+        edits: the middleware's.
+        raw: the messages, as they are in the agent's state.
+        apart: system messages before them that the agent keeps apart.
+        edited: the messages of the request that is being made; None where none is.
+    """
+
+    edits: Edits = field(default_factory=Edits)
+    raw: list[AnyMessage] = field(default_factory=list[AnyMessage])
+    apart: int = 0
+    edited: list[AnyMessage] | None = None
+
+    @cached_property
+    def sent(self) -> list[AnyMessage]:
+        """What is sent now, or will be once the results are there that the model has asked for."""
+        if self.edited is not None:
+            return self.edited
+        expected = [*self.raw, *_results_to_come(self.raw)]
+        edited = self.edits.of(expected)
+        return edited[: len(self.raw)] if len(edited) == len(expected) else self.raw
+
+
+class ContextEdits(CutStrategy):
+    """The view that a middleware's edits make of the agent's whole history.
+
+    The edits are judged by that history and not by the view, as the built-in's are, so `see` is told of it before
+    each hook.
+    """
+
+    # They move on with every turn: waiting would only lose what was warmed.
+    defer = False
+    positional = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Shared with the copies on the lane, for which what is newest is best.
+        self._latest = [Seen()]
+        self._codec = LangChainCodec()
+
+    @property
+    def seen(self) -> Seen:
+        """The history as of the last hook."""
+        return self._latest[0]
+
+    def see(self, seen: Seen) -> None:
+        """The history has changed."""
+        self._latest[0] = seen
+
+    def should_commit(self) -> bool:
+        """The edits change what the view has not changed yet."""
+        return self.seen.edited is not None and self.cut(self.main.messages) > leading_system(self.main.messages)
+
+    def should_promote(self) -> bool:
+        """The next call will commit."""
+        return self.predict(self.main.messages) is not None
+
+    def cut(self, history: Sequence[Message]) -> int:
+        """Behind the last message that is sent otherwise than it is in the view."""
+        seen, lead = self.seen, leading_system(history)
+        natives = cast("Sequence[BaseMessage]", self.main.strategy_data.get("natives", ()))
+        for i in reversed(range(lead, min(len(history), seen.apart + len(seen.sent)))):
+            sent = seen.sent[i - seen.apart]
+            known = i < len(natives) and natives[i] is sent
+            if not known and not alike(history[i], self._codec.decode(sent)):
+                return i + 1
+        return lead
+
+    def predict(self, history: Sequence[Message]) -> Prediction | None:
+        """What the edits will change when the results are there that the model has asked for."""
+        cut = self.cut(history)
+        return Prediction(cut, tail=True) if cut > leading_system(history) else None
+
+    def rewrite(self, covered: Sequence[Message]) -> list[Message]:
+        """The messages as they are sent."""
+        seen = self.seen
+        start = leading_system(self.main.messages) - seen.apart
+        sent = seen.sent[start : start + len(covered)]
+        return [self._rewritten(m, edited) for m, edited in zip(covered, sent, strict=True)]
+
+    def refuse(self, before: int, after: int) -> str | None:
+        """Never: the agent's request is edited in any case."""
+        del before, after
+        return None
+
+    def _rewritten(self, message: Message, sent: AnyMessage) -> Message:
+        made = self._codec.decode(sent)
+        return message if alike(message, made) else replace(made, origin=message)
+
+
+def _strategy_of(thread: Thread) -> ContextEdits:
+    return cast("ContextEdits", thread.strategy)
+
+
+def _results_to_come(messages: Sequence[AnyMessage]) -> list[ToolMessage]:
+    """Stand-ins for the results of the last message's calls, as long as results have been of late."""
+    last = messages[-1] if messages else None
+    if not isinstance(last, AIMessage):
+        return []
+    recent = [len(str(m.content)) for m in messages if isinstance(m, ToolMessage)][-_RECENT:]
+    content = "x" * round(mean(recent)) if recent else ""
+    return [ToolMessage(content, tool_call_id=c["id"] or "", name=c["name"]) for c in last.tool_calls]
