@@ -35,6 +35,8 @@ class AgentServer:
         extra_usage: tokens it reports beyond those it counts.
         watched: whose lookahead `idle` waits for.
         pause: seconds each answer takes.
+        slow: seconds that requests of a kind take besides.
+        in_flight: requests that are being answered.
         fail: statuses to answer lookahead requests with, first come first.
         vllm: whether it says that it is one.
     """
@@ -45,6 +47,8 @@ class AgentServer:
     watched: list[Threads] = field(default_factory=list[Threads])
     bodies: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     pause: float = 0.0
+    slow: dict[str, float] = field(default_factory=dict[str, float])
+    in_flight: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     fail: list[int] = field(default_factory=list[int])
     vllm: bool = True
     known: list[str] = field(default_factory=list[str])
@@ -152,17 +156,19 @@ def _handler(server: AgentServer) -> type[BaseHTTPRequestHandler]:  # noqa: C901
             server.running += 1
             try:
                 server.bodies.append(body)
+                server.in_flight.append(body)
                 if kind_of(body) != "main" and server.fail:
                     self._send(server.fail.pop(0), {"error": {"message": "no"}})
                     return
                 message, finish = server.answer(body)
-                time.sleep(server.pause)
+                time.sleep(server.pause + server.slow.get(kind_of(body), 0.0))
                 if body.get("stream"):
                     self._stream(body, message, finish)
                 else:
                     self._send(200, _completion(server, body, finish, "message", message))
             finally:
                 server.running -= 1
+                server.in_flight = [b for b in server.in_flight if b is not body]
 
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  the base class names it
             """Say nothing."""

@@ -19,7 +19,7 @@ from langchain.agents.middleware.context_editing import ContextEdit, TokenCounte
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, ToolMessage
 
-from smoothagent import CutStrategy, Message, Prediction
+from smoothagent import Backend, CutStrategy, Message, Prediction
 from smoothagent.message import alike, leading_system
 from smoothagent_langchain.agent import Call, lead_of, messages_of
 from smoothagent_langchain.codec import LangChainCodec
@@ -38,6 +38,8 @@ class ContextEditingMiddleware(ViewMiddleware, BuiltIn[Any, Any]):
         token_count_method: as the built-in's.
         token_counter: as the built-in's.
         warm: prefill ahead; default yes, except at hosted endpoints.
+        backend: the agent's server, if you have one made: with slots of its own, a second server for lookahead work, a
+            pacer; default one that is made from the model.
     """
 
     def __init__(
@@ -47,9 +49,10 @@ class ContextEditingMiddleware(ViewMiddleware, BuiltIn[Any, Any]):
         token_count_method: Literal["approximate", "model"] = "approximate",  # noqa: S107  the built-in's name
         token_counter: TokenCounter | None = None,
         warm: bool | None = None,
+        backend: Backend | None = None,
     ) -> None:
         BuiltIn.__init__(self, edits=edits, token_count_method=token_count_method, token_counter=token_counter)
-        self.threads = Threads(self._strategy, warm=warm)
+        self.threads = Threads(self._strategy, warm=warm, backend=backend)
 
     def _strategy(self, model: BaseChatModel) -> ContextEdits:
         del model

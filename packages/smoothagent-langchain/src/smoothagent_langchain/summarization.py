@@ -13,7 +13,7 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, RemoveMessage
 from langgraph.graph.message import REMOVE_ALL_MESSAGES
 
-from smoothagent import LookaheadStrategy, Message, Prediction, SmoothAgentError, Summarize
+from smoothagent import Backend, LookaheadStrategy, Message, Prediction, SmoothAgentError, Summarize
 from smoothagent.message import leading_system
 from smoothagent.turns import last_safe_cut, safe_cuts
 from smoothagent_langchain.agent import LookaheadHooks
@@ -54,7 +54,10 @@ class SummarizationMiddleware(LookaheadHooks, BuiltIn[Any, Any]):
             keeps.
         strict: summarize exactly at the trigger, waiting for a summary that is late.
         warm: prefill ahead; default yes, except at hosted endpoints.
+        backend: the agent's server, if you have one made: with slots of its own, a second server for lookahead work, a
+            pacer; default one that is made from the model.
         max_summary_tokens: length limit of a summary that is asked for at the end of the conversation.
+        accept_cut_off: take a summary that ran into that limit; otherwise it is rejected.
         **built_in: everything else the built-in takes.
 
     Raises:
@@ -68,20 +71,25 @@ class SummarizationMiddleware(LookaheadHooks, BuiltIn[Any, Any]):
         soft: float | None = None,
         strict: bool = False,
         warm: bool | None = None,
+        backend: Backend | None = None,
         max_summary_tokens: int = 2048,
+        accept_cut_off: bool = False,
         **built_in: Any,
     ) -> None:
         super().__init__(model, **built_in)
         if soft is not None and not 0 < soft < 1:
             raise ValueError(f"soft={soft}: a fraction of the trigger, between 0 and 1")
-        self.soft, self.strict, self.max_summary_tokens = soft, strict, max_summary_tokens
+        self.soft, self.strict = soft, strict
+        self.max_summary_tokens, self.accept_cut_off = max_summary_tokens, accept_cut_off
         if _only_awaitable(self.summarizer):
             # It may hold connections of the agent's loop, and cannot be called in a thread.
             log.info("an async summarizer is called when a summary is due, as by the built-in: nothing runs ahead")
             self.threads = None
         else:
             # Where every prompt counts as having reached the ceiling, a commit that is due is never put off.
-            self.threads = Threads(self._strategy, written=self._written, warm=warm, ceiling=1 if strict else None)
+            self.threads = Threads(
+                self._strategy, written=self._written, warm=warm, backend=backend, ceiling=1 if strict else None
+            )
 
     @property
     def name(self) -> str:
@@ -198,6 +206,7 @@ class MiddlewareSummaries(Summarize):
             max_tokens=middleware.max_summary_tokens,
             question=QUESTION,
             prefix=PREFIX,
+            accept_cut_off=middleware.accept_cut_off,
             keep_latest_user=False,
         )
         self.hard = None  # the trigger is the middleware's, in a unit of its own

@@ -93,6 +93,7 @@ class Threads:
         strategy: makes the strategy of a new conversation with an agent's model.
         written: how a text of the strategy's own becomes a message.
         warm: as `backend_for` says.
+        backend: the agent's server, instead of the one that `backend_for` finds.
         ceiling: tokens that an uncommitted request may never reach.
         limit: most conversations at once.
     """
@@ -103,10 +104,12 @@ class Threads:
         *,
         written: Make | None = None,
         warm: bool | None = None,
+        backend: Backend | None = None,
         ceiling: int | None = None,
         limit: int = 256,
     ) -> None:
         self._strategy, self._written, self._warm, self._ceiling = strategy, written, warm, ceiling
+        self._backend = backend
         self._lock = threading.Lock()
         # Two middleware objects may serve one thread id: each has a conversation of its own at the server.
         self._mine = uuid.uuid4().hex[:8]
@@ -163,7 +166,7 @@ class Threads:
     def _make(self, key: str) -> Thread:
         model = self._making[key]
         codec = LangChainCodec(to_wire_of(model), self._written)
-        backend = backend_for(model, warm=self._warm)
+        backend = self._backend or backend_for(model, warm=self._warm)
         return Thread(f"{self._mine}\0{key}", model, self._strategy(model), backend, codec, self._ceiling)
 
 

@@ -16,6 +16,7 @@ from langchain_core.tools import BaseTool, StructuredTool
 
 from smoothagent import (
     READ_OFFLOADED_TOOL,
+    Backend,
     KeepRecent,
     LookaheadStrategy,
     Offload,
@@ -37,14 +38,21 @@ class ViewMiddleware(AgentMiddleware[Any, Any, Any]):
     Args:
         strategy: makes the strategy of a new conversation.
         warm: prefill ahead; default yes, except at hosted endpoints.
+        backend: the agent's server, if you have one made; default one that is made from the model.
     """
 
-    def __init__(self, strategy: Callable[[], LookaheadStrategy], *, warm: bool | None = None) -> None:
+    def __init__(
+        self,
+        strategy: Callable[[], LookaheadStrategy],
+        *,
+        warm: bool | None = None,
+        backend: Backend | None = None,
+    ) -> None:
         super().__init__()
         self._make = strategy
         # A mistake in the arguments is told where it is made, not at the first conversation.
         strategy()
-        self.threads = Threads(self._strategy, warm=warm)
+        self.threads = Threads(self._strategy, warm=warm, backend=backend)
 
     def wrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
@@ -116,15 +124,22 @@ class KeepRecentMiddleware(ViewMiddleware):
         at_turns: shorten when this many are there.
         at_tokens: shorten when the prompt has this many tokens. One trigger is needed.
         warm: prefill ahead; default yes, except at hosted endpoints.
+        backend: the agent's server, if you have one made; default one that is made from the model.
 
     Raises:
         ConfigurationError: no trigger, or one that the kept turns would reach at once.
     """
 
     def __init__(
-        self, turns: int, *, at_turns: int | None = None, at_tokens: int | None = None, warm: bool | None = None
+        self,
+        turns: int,
+        *,
+        at_turns: int | None = None,
+        at_tokens: int | None = None,
+        warm: bool | None = None,
+        backend: Backend | None = None,
     ) -> None:
-        super().__init__(lambda: KeepRecent(turns, at_turns=at_turns, at_tokens=at_tokens), warm=warm)
+        super().__init__(lambda: KeepRecent(turns, at_turns=at_turns, at_tokens=at_tokens), warm=warm, backend=backend)
 
 
 class SlidingWindowMiddleware(ViewMiddleware):
@@ -135,6 +150,7 @@ class SlidingWindowMiddleware(ViewMiddleware):
         tokens: its size in tokens of the whole prompt; exactly one of the two.
         stride: how far it moves at once, in the same unit.
         warm: prefill ahead; default yes, except at hosted endpoints.
+        backend: the agent's server, if you have one made; default one that is made from the model.
 
     Raises:
         ConfigurationError: both or no size, or a stride that leaves nothing.
@@ -147,8 +163,9 @@ class SlidingWindowMiddleware(ViewMiddleware):
         tokens: int | None = None,
         stride: int | None = None,
         warm: bool | None = None,
+        backend: Backend | None = None,
     ) -> None:
-        super().__init__(lambda: SlidingWindow(turns, tokens=tokens, stride=stride), warm=warm)
+        super().__init__(lambda: SlidingWindow(turns, tokens=tokens, stride=stride), warm=warm, backend=backend)
 
 
 class OffloadMiddleware(ViewMiddleware):
@@ -160,6 +177,7 @@ class OffloadMiddleware(ViewMiddleware):
         store: where they go; default `OffloadStore` in the user's data folder.
         min_chars: shorter outputs stay.
         warm: prefill ahead; default yes, except at hosted endpoints.
+        backend: the agent's server, if you have one made; default one that is made from the model.
 
     Attributes:
         tools: the tool ``read_offloaded``; ``create_agent`` adds it to the agent's own.
@@ -176,6 +194,7 @@ class OffloadMiddleware(ViewMiddleware):
         store: OffloadStore | None = None,
         min_chars: int = 200,
         warm: bool | None = None,
+        backend: Backend | None = None,
     ) -> None:
         place = store or OffloadStore()
         self.tools: Sequence[BaseTool] = [read_tool(place)]
@@ -183,6 +202,7 @@ class OffloadMiddleware(ViewMiddleware):
             # The tool is ours, so nobody has to be asked for it.
             lambda: Offload(hard, keep=keep, store=place, min_chars=min_chars, allow_unreadable=True),
             warm=warm,
+            backend=backend,
         )
 
 

@@ -358,8 +358,8 @@ class Pacer:
                     ticket.kind,
                     ticket.least,
                     shared=self._others.shared(self._wakeups.now),
-                    # While a main request decodes, the next one is more than a tool time away.
-                    before_pause=bool(self._decoding),
+                    elsewhere=ticket.elsewhere,
+                    decoding=bool(self._decoding),
                 )
             grant = Grant(ticket.kind, size, beside)
             if beside:

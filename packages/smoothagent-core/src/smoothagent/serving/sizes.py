@@ -12,6 +12,8 @@ LEAST_BESIDE = 4
 """Tokens of a prefill piece beside a decode, whatever it seems to cost: on a busy machine a single token's cost is
 mostly noise, and pieces of one token would never get anything done. The credit still bounds how often."""
 MOST_TOKENS = 4096
+LONG = 4
+"""Times an ordinary piece that one on a server of its own lasts beside a decode."""
 PAUSES_KEPT = 8
 """Tool times that are remembered; the shortest of them is what the next one may be."""
 SHARE_OF_PAUSE = 1 / 3
@@ -67,12 +69,23 @@ class PieceSizes:
             size = max(LEAST_BESIDE, int(seconds / each)) if each else FIRST_PREFILL
         return min(MOST_TOKENS, max(least, size))
 
-    def idle(self, kind: Kind, least: int, *, shared: bool, before_pause: bool = False) -> int:
-        """Tokens of a piece in tool time, or ``before_pause``; ``shared``: other processes use the server."""
-        pauses = () if before_pause else self._pauses
-        seconds = min([self.idle_piece, *(p * SHARE_OF_PAUSE for p in pauses)])
-        if shared:
-            seconds = min(seconds, self.idle_piece / 2)
+    def idle(self, kind: Kind, least: int, *, shared: bool, elsewhere: bool = False, decoding: bool = False) -> int:
+        """Tokens of a piece that lengthens nobody's steps.
+
+        Args:
+            kind: what it does.
+            least: the fewest tokens that make sense.
+            shared: other processes use the server, whose requests cannot cancel it.
+            elsewhere: it runs on a server of its own.
+            decoding: a main request decodes, so that the next one is more than a tool time away.
+        """
+        if elsewhere and decoding:
+            # The longer, the less of it is the round trip; an arrival ends it with the step that is under way.
+            seconds = self.idle_piece if shared else LONG * self.idle_piece
+        else:
+            seconds = min([self.idle_piece, *(p * SHARE_OF_PAUSE for p in self._pauses)])
+            if shared:
+                seconds = min(seconds, self.idle_piece / 2)
         cost = self._costs.idle(kind)
         tokens = cost.tokens(seconds)
         size = FIRST_DECODE if kind is Kind.DECODE else FIRST_PREFILL

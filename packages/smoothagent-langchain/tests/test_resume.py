@@ -1,0 +1,93 @@
+"""A real agent with a SQLite checkpointer, killed in mid-lookahead, goes on in another process as if nothing were."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_server import AgentServer, kind_of, serving
+
+TURNS = 14
+SCRIPT = Path(__file__).with_name("resumed_agent.py")
+
+
+def started(server: AgentServer, database: Path, hang: int) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, str(SCRIPT), server.url, str(database), str(hang)], stdout=subprocess.PIPE, text=True
+    )
+
+
+def looked(process: subprocess.Popen[str], number: int) -> None:
+    """Wait until the tool has been called for the n-th time."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line == f"look {number}\n":
+            return
+    raise AssertionError(f"it ended with {process.wait()} before call {number}")
+
+
+def finished(server: AgentServer, database: Path) -> list[tuple[str, str, str]]:
+    """The state's messages (type, text, id) after the agent has gone on to its end."""
+    with started(server, database, 0) as process:
+        output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0
+    return [tuple(m) for m in json.loads(output.splitlines()[-1])]
+
+
+def paired(body: dict[str, Any]) -> bool:
+    waiting: list[str] = []
+    for message in body["messages"]:
+        if message["role"] == "tool":
+            waiting.remove(message["tool_call_id"])
+        else:
+            assert not waiting
+            waiting += [c["id"] for c in message.get("tool_calls") or ()]
+    return not waiting
+
+
+@pytest.mark.parametrize("hang", [5, 6, 7, 10])
+def test_a_killed_agent_loses_nothing_and_finds_no_wrong_prefix(tmp_path: Path, hang: int) -> None:
+    # Lookahead requests hang on the server, so that the process is killed in the middle of one, if there is one.
+    server = AgentServer(turns=TURNS, slow={"summary": 0.4, "prefill": 0.2})
+    with serving(server):
+        with started(server, tmp_path / "one.db", hang) as process:
+            looked(process, hang)
+            deadline = time.monotonic() + 10
+            while not any(kind_of(b) != "main" for b in server.in_flight) and time.monotonic() < deadline:
+                time.sleep(0.01)
+            process.kill()
+        before = server.main
+        assert len(before) == hang
+        server.slow = {}
+        messages = finished(server, tmp_path / "one.db")
+        after = server.main[len(before) :]
+
+    numbers = [int(text.split()[0]) for kind, text, _ in messages if kind == "tool"]
+    assert numbers == list(range(numbers[0], TURNS + 1)), "every result is there once, in order"
+    assert messages[-1][:2] == ("ai", "done")
+    assert len({i for *_, i in messages}) == len(messages)
+    # What the new process sends first is what the old one sent last, with the result that was still to come.
+    last, first = before[-1]["messages"], after[0]["messages"]
+    summarized = first[: len(last)] != last
+    assert not summarized or "summary of the conversation" in str(first[1]["content"])
+    assert all(map(paired, server.main))
+    assert any("summary of the conversation" in str(b["messages"][1]["content"]) for b in after), "and it goes on so"
+
+
+def test_the_hang_is_in_mid_lookahead(tmp_path: Path) -> None:
+    """The test above would say nothing if it never killed one."""
+    server = AgentServer(turns=TURNS, slow={"summary": 0.4, "prefill": 0.2})
+    with serving(server), started(server, tmp_path / "one.db", 7) as process:
+        looked(process, 7)
+        deadline = time.monotonic() + 10
+        while not server.in_flight:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert kind_of(server.in_flight[0]) in ("summary", "prefill")
+        process.kill()
