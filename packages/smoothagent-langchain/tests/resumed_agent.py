@@ -42,7 +42,8 @@ def main(url: str, database: str, hang: int) -> None:
         agent = create_agent(model, [look], system_prompt="You are careful.", middleware=middleware, checkpointer=saver)
         begun = agent.get_state(CONFIG).values.get("messages")
         task: Any = None if begun else {"messages": [HumanMessage("the task")]}
-        out = agent.invoke(task, CONFIG)
+        # Each checkpoint is on disk before the next step begins; the default may lose the last one.
+        out = agent.invoke(task, CONFIG, durability="sync")
         print(json.dumps([[m.type, m.text, m.id] for m in out["messages"]]), flush=True)
 
 

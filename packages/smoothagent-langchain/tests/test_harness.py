@@ -6,21 +6,22 @@ import asyncio
 from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from smoothagent import ConfigurationError
-from smoothagent_bench import EmbeddedEngine, EngineInfo, find_model
-from smoothagent_bench.record import MODES, Group, ResultsFile, Row
+from smoothagent_bench import EmbeddedEngine, find_model
+from smoothagent_bench.record import Group, ResultsFile, Row
 from smoothagent_bench.run import Bench, Plan, Server
-from smoothagent_bench.strategies import variants
+from smoothagent_bench.strategies import Variant, variants
 from smoothagent_bench.workload import demo_profile
+from smoothagent_langchain.harness import LangChainHarness
 
 pytestmark = pytest.mark.engine
 
-SHORT = replace(
-    demo_profile(), steps=7, step=110, reply=24, hard=480, keep=130, summary=24, offload_hard=450, keep_outputs=1
-)
+SHORT = replace(demo_profile(), steps=9, hard=420, keep=170, summary=24)
 
 
 class Quiet:
@@ -37,40 +38,40 @@ class Quiet:
 
 
 @pytest.fixture(scope="module")
-def engine() -> Generator[EngineInfo]:
-    with EmbeddedEngine(find_model(), window=2_048) as info:
-        yield info
+def server() -> Generator[Server]:
+    with (
+        EmbeddedEngine(find_model(), window=2_048) as engine,
+        EmbeddedEngine(find_model(), window=2_048, beside=engine) as side,
+    ):
+        yield Server(engine.base_url, engine.model, engine.window, slots=3, lookahead_url=side.base_url)
 
 
-@pytest.mark.parametrize("kind", ["summarize", "offload"])
-def test_a_short_conversation_in_three_modes(engine: EngineInfo, kind: str, tmp_path: Path) -> None:
+def test_a_short_conversation_with_the_built_in_and_with_ours(server: Server, tmp_path: Path) -> None:
     results = ResultsFile(tmp_path)
-    server = Server(engine.base_url, engine.model, engine.window, slots=3)
-    plan = Plan(variants([kind]), SHORT, 1, 0.5, 1, harness="langchain")
+    modes = ("sync", "lookahead")
+    plan = Plan(variants(["summarize"]), SHORT, 1, 0.4, 1, harness="langchain", modes=modes)
     asyncio.run(Bench(plan, server, results, Quiet()).run())
-    by_mode = {mode: [r for r in results.rows() if r.mode == mode] for mode in MODES}
-    assert [len(rows) for rows in by_mode.values()] == [SHORT.steps] * 3
-    reply = SHORT.sizes_for(kind)[1]
-    assert {r.completion_tokens for rows in by_mode.values() for r in rows} == {reply}
-    assert not any(r.commit for r in by_mode["none"])
-    assert any(r.commit for r in by_mode["sync"])
-    first = next(r.turn for r in by_mode["sync"] if r.commit)
-    # All modes have the same conversation up to the commit, but for what the model writes.
-    sizes = [[r.prompt_tokens for r in by_mode[mode]][:first] for mode in MODES]
-    assert max(abs(a - b) for row in zip(*sizes, strict=True) for a in row for b in row) <= reply
-    assert any(r.commit and r.lookahead in ("hit", "late") for r in by_mode["lookahead"])
-    for row in by_mode["none"][1:]:
+    theirs, mine = ([r for r in results.rows() if r.mode == mode] for mode in modes)
+    assert len(theirs) == len(mine) == SHORT.steps
+    assert {r.completion_tokens for r in [*theirs, *mine]} == {SHORT.reply}
+    first = next(r.turn for r in theirs if r.commit)
+    # Both have the same conversation up to the commit, but for what the model writes.
+    assert all(
+        abs(a.prompt_tokens - b.prompt_tokens) <= SHORT.reply for a, b in zip(theirs[:first], mine, strict=False)
+    )
+    assert any(r.commit and r.lookahead in ("hit", "late") for r in mine)
+    for row in theirs[1:first]:
         assert row.cached_tokens
         assert row.cached_tokens > row.prompt_tokens // 2
 
 
-def test_a_strategy_without_a_built_in_is_refused(engine: EngineInfo, tmp_path: Path) -> None:
-    class Told(Quiet):
-        def failed(self, group: Group, error: str) -> None:
-            assert "choose from summarize, offload" in error
+def test_a_strategy_without_a_built_in_is_refused() -> None:
+    job: Any = SimpleNamespace(variant=Variant("isolate", "isolate"))
+    assignment: Any = SimpleNamespace(job=job)
 
-    server = Server(engine.base_url, engine.model, engine.window, slots=3)
-    plan = Plan(variants(["isolate"]), SHORT, 1, 0.0, 1, harness="langchain", modes=("none",))
-    with pytest.raises(Exception, match="no built-in for 'isolate'") as raised:
-        asyncio.run(Bench(plan, server, ResultsFile(tmp_path), Told()).run())
-    assert not isinstance(raised.value, ConfigurationError)
+    async def main() -> None:
+        async for _ in LangChainHarness().run(assignment):
+            raise AssertionError("it ran")
+
+    with pytest.raises(ConfigurationError, match="no built-in for 'isolate': choose from summarize, offload"):
+        asyncio.run(main())

@@ -51,15 +51,16 @@ def paired(body: dict[str, Any]) -> bool:
     return not waiting
 
 
-@pytest.mark.parametrize("hang", [5, 6, 7, 10])
+@pytest.mark.parametrize("hang", [7, 10])
 def test_a_killed_agent_loses_nothing_and_finds_no_wrong_prefix(tmp_path: Path, hang: int) -> None:
-    # Lookahead requests hang on the server, so that the process is killed in the middle of one, if there is one.
+    # Lookahead requests take their time, so that the process is killed in the middle of one.
     server = AgentServer(turns=TURNS, slow={"summary": 0.4, "prefill": 0.2})
     with serving(server):
         with started(server, tmp_path / "one.db", hang) as process:
             looked(process, hang)
             deadline = time.monotonic() + 10
-            while not any(kind_of(b) != "main" for b in server.in_flight) and time.monotonic() < deadline:
+            while not any(kind_of(b) != "main" for b in server.in_flight):
+                assert time.monotonic() < deadline, "nothing is in flight: the test would say nothing"
                 time.sleep(0.01)
             process.kill()
         before = server.main
@@ -78,16 +79,3 @@ def test_a_killed_agent_loses_nothing_and_finds_no_wrong_prefix(tmp_path: Path, 
     assert not summarized or "summary of the conversation" in str(first[1]["content"])
     assert all(map(paired, server.main))
     assert any("summary of the conversation" in str(b["messages"][1]["content"]) for b in after), "and it goes on so"
-
-
-def test_the_hang_is_in_mid_lookahead(tmp_path: Path) -> None:
-    """The test above would say nothing if it never killed one."""
-    server = AgentServer(turns=TURNS, slow={"summary": 0.4, "prefill": 0.2})
-    with serving(server), started(server, tmp_path / "one.db", 7) as process:
-        looked(process, 7)
-        deadline = time.monotonic() + 10
-        while not server.in_flight:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        assert kind_of(server.in_flight[0]) in ("summary", "prefill")
-        process.kill()

@@ -6,6 +6,7 @@ that follows it is prefilled again. Which one that will be is known as soon as t
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -28,6 +29,10 @@ from smoothagent_langchain.views import ViewMiddleware
 
 _RECENT = 8
 """Tool outputs that tell how long the next one will be."""
+_AHEAD = 4
+"""Turns that are looked ahead for the first edit."""
+_QUICK = 0.002
+"""Seconds that edits may take to be tried for several turns in a hook; slow ones (a tokenizer's) for the next only."""
 
 
 class ContextEditingMiddleware(ViewMiddleware, BuiltIn[Any, Any]):
@@ -101,14 +106,17 @@ class Edits:
 
     def __init__(self, edits: Sequence[ContextEdit] = (), count: TokenCounter = len) -> None:
         self._edits, self._count = edits, count
+        self.quick = True
 
     def of(self, messages: Sequence[AnyMessage]) -> list[AnyMessage]:
         """The messages as the edits leave them, in a list of their own; the messages given are not touched."""
+        began = time.perf_counter()
         out = list(messages)
         if any(type(edit) is not ClearToolUsesEdit for edit in self._edits):
             out = deepcopy(out)  # the built-in edit makes copies of what it changes, others may not
         for edit in self._edits:
             edit.apply(out, count_tokens=self._count)
+        self.quick = time.perf_counter() - began < _QUICK
         return out
 
 
@@ -130,12 +138,24 @@ class Seen:
 
     @cached_property
     def sent(self) -> list[AnyMessage]:
-        """What is sent now, or will be once the results are there that the model has asked for."""
+        """What is sent now, or will be next: once the results are there that the model has asked for.
+
+        Where nothing will be edited then, what will be sent by the first request that is: one in which all outputs
+        but the newest are cleared at once takes more than one turn to prepare.
+        """
         if self.edited is not None:
             return self.edited
         expected = [*self.raw, *_results_to_come(self.raw)]
-        edited = self.edits.of(expected)
-        return edited[: len(self.raw)] if len(edited) == len(expected) else self.raw
+        for _ in range(_AHEAD):
+            edited = self.edits.of(expected)
+            if len(edited) != len(expected):
+                break
+            if any(a is not b and a.content != b.content for a, b in zip(edited, self.raw, strict=False)):
+                return edited[: len(self.raw)]
+            if not self.edits.quick:
+                break
+            expected += _turn_to_come(expected)
+        return self.raw
 
 
 class ContextEdits(CutStrategy):
@@ -217,3 +237,13 @@ def _results_to_come(messages: Sequence[AnyMessage]) -> list[ToolMessage]:
     recent = [len(str(m.content)) for m in messages if isinstance(m, ToolMessage)][-_RECENT:]
     content = "x" * round(mean(recent)) if recent else ""
     return [ToolMessage(content, tool_call_id=c["id"] or "", name=c["name"]) for c in last.tool_calls]
+
+
+def _turn_to_come(messages: Sequence[AnyMessage]) -> list[AnyMessage]:
+    """A stand-in for one more turn like the last one: an answer that calls as many tools, and their results."""
+    last = next((m for m in reversed(messages) if isinstance(m, AIMessage)), None)
+    if last is None or not last.tool_calls:
+        return []
+    calls = [{**call, "id": f"to-come-{len(messages)}-{i}"} for i, call in enumerate(last.tool_calls)]
+    answer = AIMessage(last.content, tool_calls=calls)
+    return [answer, *_results_to_come([*messages, answer])]
