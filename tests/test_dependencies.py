@@ -59,5 +59,7 @@ def providers(top: str, owners: Mapping[str, list[str]]) -> set[str]:
 @pytest.mark.parametrize("member", MEMBERS, ids=lambda path: path.name)
 def test_declared_is_what_is_imported(member: Path) -> None:
     project = tomllib.loads((member / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    declared = {canonicalize_name(Requirement(line).name) for line in project["dependencies"]}
+    extras = project.get("optional-dependencies", {}).values()
+    lines = [*project["dependencies"], *(line for extra in extras for line in extra)]
+    declared = {canonicalize_name(Requirement(line).name) for line in lines}
     assert distributions_of(member) | RUN_AS_A_PROGRAM.get(member.name, set()) == declared

@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -71,11 +72,16 @@ class ScriptedBackend:
     cancelled: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
     requests: list[tuple[str, list[Wire], bool]] = field(default_factory=list[tuple[str, list[Wire], bool]])
     warm: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+    computed: Counter[str] = field(default_factory=Counter[str])
+    written: Counter[str] = field(default_factory=Counter[str])
     prefills: int = 0
     generations: int = 0
     promotions: int = 0
     commits: int = 0
     elsewhere: bool = False
+    arrives: bool = True
+    follows: bool = True
+    called_back: list[str] = field(default_factory=list[str])
     delivered: list[str] = field(default_factory=list[str])
     hurried: set[str] = field(default_factory=set[str])
     released: list[str] = field(default_factory=list[str])
@@ -84,7 +90,13 @@ class ScriptedBackend:
 
     async def caps(self) -> Caps:
         """Everything, unless ``classes`` or ``warms`` say otherwise."""
-        return Caps("scripted", prefill=self.warms, classes=self.classes, cached_tokens=True)
+        return Caps(
+            "scripted",
+            prefill=self.warms,
+            classes=self.classes,
+            cached_tokens=True,
+            follows_answers=self.follows,
+        )
 
     def route(self, conversation: str, stream: Stream) -> dict[str, Any]:
         """A marker."""
@@ -96,12 +108,14 @@ class ScriptedBackend:
         """Warm after a while; a cancelled prefill warms nothing."""
         self.prefills += 1
         self._note("prefill", conversation, messages, prompt, lookahead=True)
-        await self._work("prefill", self.prefills)
         tokens = tokens_of(messages)
         before = self.warm.get(conversation, [])
         cached = 0
         while cached < min(len(before), len(tokens)) and before[cached] == tokens[cached]:
             cached += 1
+        # As if all of it were computed at once: one that is cut short has cost as much.
+        self.computed[conversation] += len(tokens) - cached
+        await self._work("prefill", self.prefills)
         self.warm[conversation] = tokens
         self.requests.append(("prefill", list(messages), True))
         return Usage(len(tokens), 0, cached)
@@ -121,10 +135,17 @@ class ScriptedBackend:
         self.requests.append(("generate", list(messages), lookahead))
         self._note("generate", conversation, messages, prompt, lookahead=lookahead)
         nth = self.generations
+        if lookahead:
+            self.computed[conversation] += len(tokens_of(messages))
+            self.written[conversation] += 5
         await self._work("generate" if lookahead else "synchronous", nth)
         text = self.answer(messages)
         usage = Usage(len(tokens_of(messages)), 5, 0)
         return self.generated(nth, Generated(text, self.finish_reason, self.tool_calls, usage))
+
+    def spent(self, conversation: str) -> Usage:
+        """What was asked of it."""
+        return Usage(self.computed[conversation], self.written[conversation])
 
     async def promote(self, conversation: str) -> None:
         """Count."""
@@ -146,10 +167,15 @@ class ScriptedBackend:
         self.commits += 1
         return self.elsewhere
 
-    async def deliver(self, conversation: str) -> None:
+    async def deliver(self, conversation: str) -> bool:
         """Note."""
         await self._work("deliver", self.commits)
         self.delivered.append(conversation)
+        return self.arrives
+
+    def undelivered(self, conversation: str) -> None:
+        """Note."""
+        self.called_back.append(conversation)
 
     def release(self, conversation: str) -> None:
         """Note."""

@@ -66,6 +66,28 @@ def test_one_that_takes_too_long_is_given_up_before_the_request_is_sent() -> Non
     assert waits(server) == (pytest.approx(1.0), 0)
     assert not server.delivered
     assert ("deliver", 1) in server.cancelled
+    assert len(server.called_back) == 1, "the request goes where requests went before"
+
+
+def test_one_that_brings_nothing_is_taken_back() -> None:
+    server = ScriptedBackend(delay=0.1, elsewhere=True, arrives=False)
+    assert waits(server) == (pytest.approx(0.1), 0)
+    assert len(server.delivered) == len(server.called_back) == 1
+
+
+def test_one_that_is_under_way_when_the_conversation_is_closed_ends() -> None:
+    """Its slots are another conversation's then."""
+    server = ScriptedBackend(delay=0.1, elsewhere=True, pause=lambda kind, n: HANG if kind == "deliver" else None)
+
+    async def main() -> None:
+        runtime = runtime_of(KeepRecent(2, at_turns=5), server)
+        await at_the_commit(Conversation(runtime, server))
+        await asyncio.sleep(1)
+        await runtime.aclose()
+        await asyncio.sleep(1)
+        assert server.running == 0
+
+    run_virtual(main())
 
 
 def test_one_that_fails_is_said_and_costs_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -77,6 +99,7 @@ def test_one_that_fails_is_said_and_costs_nothing(caplog: pytest.LogCaptureFixtu
     with caplog.at_level(logging.WARNING):
         assert waits(server) == (pytest.approx(0.1), 0)
     assert "it is gone" in caplog.text
+    assert len(server.called_back) == 1
 
 
 def test_a_sub_agents_first_request_waits_for_it_too() -> None:

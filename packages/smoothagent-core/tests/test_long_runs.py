@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import httpx2
@@ -370,6 +370,37 @@ def test_what_a_synchronous_commit_would_have_found_cached_is_not_counted_as_sav
         async with runtime.main_request() as request:
             request.usage(Usage(prompt_tokens=report.after_tokens, cached_tokens=5000))
         assert runtime.ledger.snapshot().saved_tokens == before
+        await runtime.aclose()
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize(
+    "strategy", [lambda: KeepRecent(2, at_turns=6), lambda: Summarize(900, keep=200, max_tokens=50)]
+)
+@pytest.mark.parametrize("dropped", [True, False])
+def test_a_request_that_is_cut_short_is_counted_and_wasted_if_nothing_came_of_it(
+    strategy: Callable[[], Any], dropped: bool
+) -> None:
+    async def main() -> None:
+        server = ScriptedBackend(delay=0.1, pause=lambda kind, n: HANG)
+        runtime = runtime_of(strategy(), server)
+        conversation = Conversation(runtime, server)
+        number = 0
+        while not server.sent:
+            await conversation.take(number, steady(1).turns[0])
+            number += 1
+        await asyncio.sleep(1)
+        spent = server.spent(runtime.session)
+        assert runtime.ledger.snapshot().prefilled_tokens == 0, "it hangs"
+        if dropped:
+            await runtime.aclose()
+        else:
+            runtime.rest()
+            await asyncio.sleep(1)
+        counts = runtime.ledger.snapshot()
+        assert (counts.prefilled_tokens, counts.generated_tokens) == (spent.prompt_tokens, spent.completion_tokens)
+        assert counts.wasted_tokens == spent.prompt_tokens + spent.completion_tokens
         await runtime.aclose()
 
     run_virtual(main())

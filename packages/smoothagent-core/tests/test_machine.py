@@ -342,7 +342,7 @@ def test_the_whole_life_of_a_lookahead() -> None:
             Transformed(1, 4, "h4"),
             Boundary(8, "h8", "h4", "p", wants=False),
             Warmed(1),
-            CommitPoint(9, "h4", "p", due=False),
+            CommitPoint(9, "h4", "p", due=False, follows=True),
             CommitPoint(9, "h4", "p", due=True, warm=True),
             Committed(6),
         ]

@@ -25,7 +25,7 @@ class Host:
 
     extras: dict[str, Any] = field(default_factory=dict[str, Any])
     told: list[Any] = field(default_factory=list[Any])
-    request_ready: None = None
+    heard: list[str] = field(default_factory=list[str])
 
     def request_started(self) -> dict[str, Any]:
         self.told.append("started")
@@ -35,7 +35,15 @@ class Host:
         self.told.append("first")
 
     def request_text(self, text: str) -> None:
-        """Nothing."""
+        """Note."""
+        self.heard.append(text)
+
+    def request_opens(self) -> None:
+        """Nothing is waited for."""
+
+    def request_may_block(self) -> bool:
+        """Nothing is waited for."""
+        return False
 
     def request_usage(self, usage: Usage) -> None:
         self.told.append(usage)

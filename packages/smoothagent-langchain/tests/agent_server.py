@@ -35,8 +35,8 @@ class AgentServer:
         extra_usage: tokens it reports beyond those it counts.
         watched: whose lookahead `idle` waits for.
         pause: seconds each answer takes.
-        slow: seconds that requests of a kind take besides.
-        in_flight: requests that are being answered.
+        hold_from: lookahead requests that come after this many of the agent's calls wait until ``released``; 0: none.
+        holding: one of them is waiting.
         fail: statuses to answer lookahead requests with, first come first.
         vllm: whether it says that it is one.
     """
@@ -47,8 +47,9 @@ class AgentServer:
     watched: list[Threads] = field(default_factory=list[Threads])
     bodies: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     pause: float = 0.0
-    slow: dict[str, float] = field(default_factory=dict[str, float])
-    in_flight: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    hold_from: int = 0
+    holding: threading.Event = field(default_factory=threading.Event)
+    released: threading.Event = field(default_factory=threading.Event)
     fail: list[int] = field(default_factory=list[int])
     vllm: bool = True
     known: list[str] = field(default_factory=list[str])
@@ -76,6 +77,12 @@ class AgentServer:
         while not all(map(_settled, self.watched)):
             assert time.monotonic() < deadline, "lookahead is not ready"
             time.sleep(0.002)
+
+    def hold(self, body: dict[str, Any]) -> None:
+        """Keep a lookahead request waiting, if it is one to be held."""
+        if self.hold_from and kind_of(body) != "main" and len(self.main) >= self.hold_from:
+            self.holding.set()
+            self.released.wait(60)
 
     def answer(self, body: dict[str, Any]) -> tuple[dict[str, Any], str]:
         """The assistant's message, and why it ends."""
@@ -156,19 +163,18 @@ def _handler(server: AgentServer) -> type[BaseHTTPRequestHandler]:  # noqa: C901
             server.running += 1
             try:
                 server.bodies.append(body)
-                server.in_flight.append(body)
                 if kind_of(body) != "main" and server.fail:
                     self._send(server.fail.pop(0), {"error": {"message": "no"}})
                     return
                 message, finish = server.answer(body)
-                time.sleep(server.pause + server.slow.get(kind_of(body), 0.0))
+                time.sleep(server.pause)
+                server.hold(body)
                 if body.get("stream"):
                     self._stream(body, message, finish)
                 else:
                     self._send(200, _completion(server, body, finish, "message", message))
             finally:
                 server.running -= 1
-                server.in_flight = [b for b in server.in_flight if b is not body]
 
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  the base class names it
             """Say nothing."""

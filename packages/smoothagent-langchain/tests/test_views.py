@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 from langchain.agents import create_agent
+from langchain.agents.middleware import AgentMiddleware
 from langchain_core.messages import HumanMessage, ToolMessage
 from langgraph.checkpoint.memory import InMemorySaver
 
 from agent_server import AgentServer, serving
-from smoothagent import ConfigurationError, OffloadStore
+from smoothagent import ConfigurationError, OffloadStore, OpenAIBackend, Stream
 from smoothagent_langchain import KeepRecentMiddleware, OffloadMiddleware, SlidingWindowMiddleware
-from test_summarization import CONFIG, OUTPUT, model_of, played
+from test_summarization import CONFIG, OUTPUT, model_of, played, tool_of
 
 
 def turns_of(body: dict[str, Any]) -> int:
@@ -97,3 +98,31 @@ def test_another_process_goes_on_from_the_checkpoint() -> None:
         late = server.main[-1]["messages"]
         assert turns_of(server.main[-1]) <= 4
         assert "task 2" in [m["content"] for m in late], "the latest user message stays"
+
+
+def test_a_backend_of_ones_own_is_used_for_its_own_server_only() -> None:
+    """An outer middleware may call another model: its server must not be told of slots that it does not have."""
+
+    class Marked(OpenAIBackend):
+        def route(self, conversation: str, stream: Stream) -> dict[str, Any]:
+            super().route(conversation, stream)
+            return {"extra_body": {"id_slot": 7}}
+
+    class Elsewhere(AgentMiddleware[Any, Any, Any]):
+        def wrap_model_call(self, request: Any, handler: Any) -> Any:
+            hard = sum(m.type == "ai" for m in request.messages) % 3 == 2
+            return handler(request.override(model=other_model) if hard else request)
+
+    with serving(AgentServer(turns=9)) as server, serving(AgentServer(turns=9)) as other:
+        backend, other_model = Marked(server.url, "m"), model_of(other)
+        middleware = KeepRecentMiddleware(2, at_turns=4, backend=backend)
+        agent: Any = create_agent(
+            model_of(server), [tool_of(server)], middleware=[Elsewhere(), middleware], checkpointer=InMemorySaver()
+        )
+        agent.invoke({"messages": [HumanMessage("the task")]}, CONFIG)
+    assert server.main
+    assert all(b["id_slot"] == 7 for b in server.main)
+    assert other.main
+    assert not any("id_slot" in b for b in other.main)
+    with pytest.raises(ConfigurationError, match="warm=False with backend"):
+        KeepRecentMiddleware(2, at_turns=4, backend=backend, warm=False)

@@ -145,8 +145,13 @@ def _order(options: argparse.Namespace, argv: Sequence[str]) -> Order:
     if options.model and not options.base_url:
         raise ConfigurationError(f"--model {options.model} needs --base-url: the embedded engine has its own model")
     turns = [_turns(part) for part in options.window_turns.split(",") if part]
-    names = [name for given in options.strategy or KINDS for name in given.split(",")]
-    find_harness(options.harness)
+    harness = find_harness(options.harness)
+    names = [name for given in options.strategy or harness.kinds for name in given.split(",")]
+    for name in names:
+        if name in KINDS and name not in harness.kinds:
+            raise ConfigurationError(
+                f"--harness {options.harness} has no {name}: choose from {', '.join(harness.kinds)}"
+            )
     return Order(
         command=("smoothagent", "bench", *argv),
         title="SmoothAgent benchmark",

@@ -19,7 +19,7 @@ from smoothagent_bench.job import Assignment, Harness
 from smoothagent_bench.record import Row
 from smoothagent_bench.sides import Side, SubAgent, Untouched, WithRuntime
 from smoothagent_bench.sources import Read
-from smoothagent_bench.strategies import build, reached_hard
+from smoothagent_bench.strategies import KINDS, build, reached_hard
 from smoothagent_bench.tokens import Wire
 from smoothagent_bench.workload import Step
 
@@ -43,6 +43,8 @@ def find_harness(name: str) -> Harness:
 
 class PlainHarness:
     """The paper's loop: commit hook, model call, segment hook, tool, segment hook."""
+
+    kinds = KINDS
 
     async def run(self, assignment: Assignment) -> AsyncGenerator[Row]:
         """A row a turn; the last one after the runtime was closed."""

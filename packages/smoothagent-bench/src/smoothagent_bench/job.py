@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -91,7 +91,12 @@ class Harness(Protocol):
 
     Registered by a name in the entry-point group ``smoothagent.harnesses``. A framework's harness takes the
     framework's built-in transformation as the ``sync`` mode: same strategy, same boundary, same reply lengths.
+
+    Attributes:
+        kinds: the strategies it can run.
     """
+
+    kinds: Collection[str]
 
     def run(self, assignment: Assignment) -> AsyncGenerator[Row]:
         """Run the whole script; yields a row a turn, the last one after everything was closed."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -208,10 +207,14 @@ class Meter:
 class _FixedSlot:
     """A request's host that only routes."""
 
-    request_ready: Future[None] | None = None
-
     def __init__(self, slot: int | None) -> None:
         self._slot = slot
+
+    def request_opens(self) -> None:
+        pass
+
+    def request_may_block(self) -> bool:
+        return False
 
     def request_started(self) -> dict[str, Any]:
         return {} if self._slot is None else {"extra_body": {"id_slot": self._slot}}

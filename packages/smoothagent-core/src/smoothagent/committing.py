@@ -153,6 +153,7 @@ class Commits(Generic[M]):
             exact=exact,
             warm=warm,
             pays=pays,
+            follows=lookahead.follows_answers,
         )
 
     def _freshness(self, job: LookaheadJob[M], exact: bool) -> tuple[str, bool, bool]:

@@ -14,10 +14,10 @@ from smoothagent.errors import ClosedError
 from smoothagent.jsonstream import FieldStream
 from smoothagent.lane import Lane
 from smoothagent.ledger import Ledger
-from smoothagent.lookahead import deliver
+from smoothagent.lookahead import deliver, settle_delivery
 from smoothagent.prompt import Prompt
 from smoothagent.request import MainRequest
-from smoothagent.serving.backend import Backend, Stream, Usage
+from smoothagent.serving.backend import Backend, LoopBound, Stream, Usage
 
 M = TypeVar("M")
 log = logging.getLogger("smoothagent")
@@ -65,7 +65,7 @@ class Delegation(Generic[M]):
         self._committed = False
         self._touched = False
         self._future: concurrent.futures.Future[None] | None = None
-        self._delivery: concurrent.futures.Future[None] | None = None
+        self._delivery: concurrent.futures.Future[bool] | None = None
         if backend is not None and lookahead:
             self._future = lane.spawn(self._run(backend))
 
@@ -122,8 +122,9 @@ class Delegation(Generic[M]):
         if self._closed:
             return
         self._closed = True
-        if self._future is not None:
-            self._future.cancel()
+        for future in (self._future, self._delivery):
+            if future is not None:
+                future.cancel()
         if not self._committed and self.prefilled_tokens:
             self._ledger.add(wasted_tokens=self.prefilled_tokens)
         if self._backend is not None:
@@ -140,17 +141,21 @@ class Delegation(Generic[M]):
 
     # ---- what a main request tells ---------------------------------------------------------------
 
-    @property
-    def request_ready(self) -> concurrent.futures.Future[None] | None:
+    def request_opens(self) -> concurrent.futures.Future[Any] | None:
         """Done once what was warmed is where the call goes; what the server is was found out by the parent's calls."""
         return self._delivery
+
+    def request_may_block(self) -> bool:
+        """Whether the lane goes on while a running loop stands still."""
+        return self._lane.threads and not (isinstance(self._backend, LoopBound) and self._backend.needs_this_loop())
 
     def request_started(self) -> dict[str, Any]:
         """Route the sub-agent's call."""
         if self._backend is None or self._closed:
             return {}
-        if self._delivery is not None:
-            self._delivery.cancel()  # what comes too late would replace what the call is about to compute
+        delivery, self._delivery = self._delivery, None
+        if delivery is not None:
+            settle_delivery(delivery, self._backend, self.session)
         self._backend.main_arrived(self.session)
         return self._backend.route(self.session, Stream.MAIN)
 

@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import inspect
+import logging
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from smoothagent.strategy import LookaheadStrategy
 from smoothagent.telemetry import Telemetry
 
 M = TypeVar("M")
+log = logging.getLogger("smoothagent")
 
 _STEP_CHARS = 400
 """Characters a step of warming covers at least: about a hundred tokens."""
@@ -110,6 +112,10 @@ class Host(ModelHost, Protocol):
         """Warming failed; the transformation alone stands."""
         ...
 
+    def job_cut_short(self, spent: Usage, *, wasted: bool) -> None:
+        """A request of the job's ended without a result, after it had computed and generated this."""
+        ...
+
 
 @dataclass
 class LookaheadJob(Generic[M]):
@@ -122,6 +128,7 @@ class LookaheadJob(Generic[M]):
         prefills: warming works; False after it failed for good.
         planned: the cut it is going to make, 0 where that is not known.
         measured: how long it took to get ready was noted.
+        dropped: what it prepared will not be used.
         transformed: done when ``la`` is there or the job has failed.
     """
 
@@ -142,6 +149,7 @@ class LookaheadJob(Generic[M]):
     future: concurrent.futures.Future[None] | None = None
     prefills: bool = True
     measured: bool = False
+    dropped: bool = False
     planned: int = 0
 
     def __post_init__(self) -> None:
@@ -152,6 +160,7 @@ class LookaheadJob(Generic[M]):
         self._more = False
         self._answer: tuple[Snapshot[M], str] | None = None
         self._answer_warmed: tuple[Snapshot[M], str] | None = None
+        self._follows = True
         self._wake: asyncio.Event | None = None
 
     @property
@@ -168,13 +177,17 @@ class LookaheadJob(Generic[M]):
         self.snapshot = snapshot
         self.lane.call(self._wake_up)
 
+    def wants_answer(self, length: int) -> bool:
+        """Whether an answer of ``length`` characters is worth another look."""
+        heard = self._answer
+        return self._follows and (
+            heard is None or heard[0] is not self.snapshot or abs(length - len(heard[1])) >= _ANSWER_CHARS
+        )
+
     def answering(self, length: int, text: str) -> None:
         """The model has answered ``text`` so far to a request of ``length`` messages."""
         snapshot = self.snapshot
-        if len(snapshot.messages) != length:
-            return
-        heard = self._answer
-        if heard is None or heard[0] is not snapshot or len(text) >= len(heard[1]) + _ANSWER_CHARS:
+        if len(snapshot.messages) == length:
             self._answer = (snapshot, text)
             self.lane.call(self._look)
 
@@ -201,6 +214,7 @@ class LookaheadJob(Generic[M]):
 
     async def _run(self) -> None:
         self._began = True
+        before = self._at_the_server()
         try:
             await self._work()
         except GeneratorExit:
@@ -212,8 +226,22 @@ class LookaheadJob(Generic[M]):
             # A transform that raises SystemExit, or CancelledError of its own, has failed like any other.
             self._failed(RuntimeError(f"the transformation raised {error!r}"))
         finally:
+            self._settle_accounts(before)
             if not self.stopped.done():
                 self.stopped.set_result(None)
+
+    def _at_the_server(self) -> Usage:
+        return self.backend.spent(self.conversation) if self.backend is not None else Usage()
+
+    def _settle_accounts(self, before: Usage) -> None:
+        """Book what a request has cost that was still under way."""
+        now = self._at_the_server()
+        booked = self.prefilled + self.model.prefilled
+        prefilled = now.prompt_tokens - before.prompt_tokens - booked
+        generated = now.completion_tokens - before.completion_tokens - self.model.generated
+        rest = Usage(max(0, prefilled), max(0, generated))
+        if rest != Usage():
+            self.host.job_cut_short(rest, wasted=self.dropped)
 
     async def _work(self) -> None:
         if self.after is not None and not self.after.done():
@@ -290,6 +318,8 @@ class LookaheadJob(Generic[M]):
         answer = self._answer
         if self.backend is None or not self.prefills or answer is None or answer[0] is not self.snapshot:
             return
+        if not self._follows or not self.host.ledger.allows():
+            return
         snapshot, text = answer
         if self._answer_warmed is answer:
             return
@@ -301,8 +331,9 @@ class LookaheadJob(Generic[M]):
         try:
             await self._prefill(self.backend, target, Message("assistant", text))
         except Exception as error:
-            self.prefills = False
-            self.host.prefill_failed(error)
+            # It is only ahead of what will be warmed anyway.
+            log.debug("session %s: an answer was not followed: %r", self.conversation, error)
+            self._follows = False
 
     async def _prefill(self, backend: Backend, target: list[Message], partial: Message | None = None) -> None:
         wires = [self.natives.wire(m) for m in target]

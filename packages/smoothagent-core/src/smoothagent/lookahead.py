@@ -19,6 +19,7 @@ from smoothagent.machine import MOST_STALE, Command, Do, Event, Failed, Planned,
 from smoothagent.observe import Observer
 from smoothagent.prompt import Prompt
 from smoothagent.serving.backend import Backend, Caps, Usage
+from smoothagent.serving.chat import without_thoughts
 from smoothagent.state import LookaheadState
 from smoothagent.strategy import CutStrategy, LookaheadStrategy
 from smoothagent.telemetry import Telemetry
@@ -40,7 +41,8 @@ class Lookahead(Generic[M]):
         state: the machine's state.
         log: its newest events.
         previous: done once the last job has let go of the server.
-        delivery: done once a committed stream is where main requests go, if it was warmed elsewhere.
+        delivery: tells whether a committed stream has come to where main requests go, if it was warmed elsewhere.
+        follows_answers: answers may be warmed as they stream.
         ceiling: what an uncommitted request may never reach.
     """
 
@@ -63,7 +65,8 @@ class Lookahead(Generic[M]):
         self.log: list[Event] = []
         self.job: LookaheadJob[M] | None = None
         self.previous: concurrent.futures.Future[None] | None = None
-        self.delivery: concurrent.futures.Future[None] | None = None
+        self.delivery: concurrent.futures.Future[bool] | None = None
+        self.follows_answers = False
         self._started_at = 0.0
         after_fork(self._start_afresh)
 
@@ -114,9 +117,21 @@ class Lookahead(Generic[M]):
 
     def answering(self, text: str) -> None:
         """The model has answered ``text`` so far, to all that the view holds."""
-        job = self.job
-        if job is not None and not self.prompt.volatile_tail:
-            job.answering(len(self.conversation.view), text)
+        said = without_thoughts(text)  # which are not part of the next prompt
+        if said and self.job is not None and not self.prompt.volatile_tail:
+            self.job.answering(len(self.conversation.view), said)
+
+    def delivered(self) -> None:
+        """A main request is about to be routed: what has not been handed over by now is not waited for."""
+        delivery, self.delivery = self.delivery, None
+        if self.backend is not None and delivery is not None:
+            settle_delivery(delivery, self.backend, self.session)
+
+    def undelivered(self) -> None:
+        """Nobody is going to ask for what is being handed over."""
+        delivery, self.delivery = self.delivery, None
+        if delivery is not None:
+            delivery.cancel()
 
     def drop(self, why: str) -> None:
         """Cancel the job: what it prepared will not be used."""
@@ -126,6 +141,7 @@ class Lookahead(Generic[M]):
         log.debug("session %s: lookahead %d dropped: %s", self.session, job.id, why)
         self.previous = job.stopped
         self.observer.wasted(job.spent)
+        job.dropped = True
         job.cancel()
         self._settle()
 
@@ -219,6 +235,7 @@ class Lookahead(Generic[M]):
         with self.lock:
             if caps.window is not None:
                 self.ceiling.window(caps.window)
+            self.follows_answers = caps.follows_answers
             self.observer.server_known(caps)
 
     def job_transformed(self, job_id: int, la: LookaheadState, digest: str) -> None:
@@ -254,6 +271,15 @@ class Lookahead(Generic[M]):
         cached = max(0, usage.cached_tokens or 0)
         self.ledger.add(prefilled_tokens=max(0, usage.prompt_tokens - cached), reused_tokens=cached)
 
+    def job_cut_short(self, spent: Usage, *, wasted: bool) -> None:
+        """A request of the job's ended without a result, after it had computed and generated this."""
+        prefilled, generated = spent.prompt_tokens, spent.completion_tokens
+        self.ledger.add(
+            prefilled_tokens=prefilled,
+            generated_tokens=generated,
+            wasted_tokens=prefilled + generated if wasted else 0,
+        )
+
     def prefill_failed(self, error: Exception) -> None:
         """Warming failed; the transformation alone runs ahead."""
         with self.lock:
@@ -261,11 +287,23 @@ class Lookahead(Generic[M]):
             self.observer.say_once("prefill", f"warming failed, the transformation alone runs ahead: {error}")
 
 
-async def deliver(backend: Backend, session: str) -> None:
-    """Bring a committed stream to where main requests go; where that fails they are as cold as without lookahead."""
+async def deliver(backend: Backend, session: str) -> bool:
+    """Bring a committed stream to where main requests go. Whether it came."""
     try:
-        await backend.deliver(session)
+        return await backend.deliver(session)
     except Exception as error:
-        log.warning(
-            "session %s: what was warmed could not be handed over, the next request is cold: %s", session, error
-        )
+        log.warning("session %s: what was warmed was not handed over, the next request is cold: %s", session, error)
+        return False
+
+
+def settle_delivery(delivery: concurrent.futures.Future[bool], backend: Backend, session: str) -> None:
+    """Take the commit's change of streams back where the delivery did not come in time.
+
+    The stream that main requests went to has at least what both prompts begin with. What comes later would replace
+    what the request is about to compute.
+    """
+    if delivery.done() and not delivery.cancelled() and delivery.result():
+        return
+    delivery.cancel()
+    log.info("session %s: what was warmed was not handed over in time, the request is cold", session)
+    backend.undelivered(session)

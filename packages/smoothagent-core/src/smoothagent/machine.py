@@ -134,6 +134,7 @@ class CommitPoint(Event):
         exact: the result is computed anew at the commit: only its warmth may be stale or late.
         warm: what is still cold of the prepared prefix is not worth waiting for.
         pays: waiting a turn would leave much less of an exact result cold.
+        follows: work beside the coming answer costs the agent nothing.
     """
 
     length: int
@@ -147,6 +148,7 @@ class CommitPoint(Event):
     exact: bool = False
     warm: bool = False
     pays: bool = False
+    follows: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +300,7 @@ def _commit_point(state: State, event: CommitPoint) -> tuple[State, Commands]:
     ready = job is not None and (job.stage is Stage.READY or (job.stage is Stage.WARMING and event.warm))
     if not event.due:
         # What has come since the boundary (the user's message) is known now, and can be warmed beside the answer.
-        state, more = _extended(state, event.length)
+        state, more = _extended(state, event.length) if event.follows else (state, ())
         return state, (*commands, *more, Command(Do.PROCEED))
     if event.length <= (state.failed if event.at_ceiling else state.barred):
         return state, (*commands, Command(Do.PROCEED))

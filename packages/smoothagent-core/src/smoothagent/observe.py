@@ -99,9 +99,12 @@ class Observer:
         if report is not None and report is self._pending and not report.seconds:
             report.seconds, report.waited = seconds, waited
 
-    def request_started(self) -> None:
-        """The agent's own call is about to be sent."""
+    def request_opens(self) -> None:
+        """The agent's own call is about to be made: what it waits for before it is sent, it waits for."""
         self._sent_at, self._ttft = self._clock(), None
+
+    def request_started(self) -> None:
+        """It is about to be sent."""
         self._requests += 1
 
     def first_token(self) -> None:

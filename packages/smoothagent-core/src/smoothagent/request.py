@@ -18,9 +18,12 @@ first after a commit for its KV to be handed over."""
 class RequestHost(Protocol):
     """What a main request tells its runtime."""
 
-    @property
-    def request_ready(self) -> concurrent.futures.Future[None] | None:
-        """To wait for, shortly, before the request can be routed."""
+    def request_opens(self) -> concurrent.futures.Future[Any] | None:
+        """It is about to be made; returns what to wait for, shortly, before it can be routed."""
+        ...
+
+    def request_may_block(self) -> bool:
+        """Whether what `request_opens` returned gets done while the running loop is blocked."""
         ...
 
     def request_started(self) -> dict[str, Any]:
@@ -76,8 +79,8 @@ class MainRequest:
             self._host.request_usage(read)
 
     def __enter__(self) -> Self:
-        ready = self._host.request_ready
-        if ready is not None and not _in_loop():
+        ready = self._host.request_opens()
+        if ready is not None and (not _in_loop() or self._host.request_may_block()):
             concurrent.futures.wait([ready], _ROUTE_WAIT)
         return self._start()
 
@@ -94,7 +97,7 @@ class MainRequest:
         self._host.request_done()
 
     async def __aenter__(self) -> Self:
-        ready = self._host.request_ready
+        ready = self._host.request_opens()
         if ready is not None:
             await asyncio.wait({wrapped(ready)}, timeout=_ROUTE_WAIT)
         return self._start()
@@ -112,10 +115,15 @@ class Aside:
     conversations' slots and not taken for the request that follows a commit.
     """
 
-    request_ready: concurrent.futures.Future[None] | None = None
-
     def __init__(self, backend: Backend | None, session: str) -> None:
         self._backend, self._session = backend, f"{session}\0aside"
+
+    def request_opens(self) -> None:
+        """Nothing is waited for."""
+
+    def request_may_block(self) -> bool:
+        """Nothing is waited for."""
+        return False
 
     def request_started(self) -> dict[str, Any]:
         """Lookahead gives way; the server is told where it does no harm."""

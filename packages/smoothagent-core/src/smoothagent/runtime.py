@@ -110,7 +110,7 @@ class LookaheadRuntime(Generic[M]):
         self._checked: Prompt | None = None
         self._learnt = LearntPrompt(self._observer.say_once)
         self._asides = 0
-        self._answer = ""
+        self._answer: list[str] = []
         self._waited = False
         self.in_use = InUse()
         self._probe: concurrent.futures.Future[None] | None = None
@@ -258,6 +258,7 @@ class LookaheadRuntime(Generic[M]):
             self._dropped.detach()
             self._commits.close()
             lookahead.drop("closed")
+            lookahead.undelivered()
             self._observer.closing()
         self._release()
         return lookahead.previous
@@ -271,6 +272,7 @@ class LookaheadRuntime(Generic[M]):
             if self.in_use.now:
                 return  # it is not idle after all
             self._lookahead.drop("idle")
+            self._lookahead.undelivered()
             self._lookahead.state = State(next_id=self._lookahead.state.next_id)
         if self.backend is not None:
             self._lane.call(self._release_if_idle, self.backend)
@@ -338,13 +340,13 @@ class LookaheadRuntime(Generic[M]):
 
     # ---- what a main request tells -------------------------------------------------------------
 
-    @property
-    def request_ready(self) -> concurrent.futures.Future[None] | None:
-        """What a call has to wait for, shortly.
+    def request_opens(self) -> concurrent.futures.Future[Any] | None:
+        """A call is about to be made; returns what it has to wait for, shortly.
 
         The first one: that the server's kind is known, so that it can be routed. The first after a commit: that what
         was warmed is where it goes.
         """
+        self._observer.request_opens()
         self._ask_server()
         probe, waited = self._probe, self._waited
         self._waited = True
@@ -352,16 +354,20 @@ class LookaheadRuntime(Generic[M]):
             return probe
         return self._lookahead.delivery
 
+    def request_may_block(self) -> bool:
+        """Whether the lane goes on while a running loop stands still; not for the first call, which can do without."""
+        loop_bound = isinstance(self.backend, LoopBound) and self.backend.needs_this_loop()
+        return self._lane.threads and not loop_bound and self._lookahead.delivery is not None
+
     def request_started(self) -> dict[str, Any]:
         """Mark and route the agent's own call; lookahead gives way."""
         self._observer.request_started()
-        self._answer = ""
+        self._answer.clear()
         self.in_use.begins()
         if self.backend is None or self._closed:
             return {}  # after closing it is a call like any other: nothing may be leased for it
-        delivery, self._lookahead.delivery = self._lookahead.delivery, None
-        if delivery is not None:
-            delivery.cancel()  # what comes too late would replace what the call is about to compute
+        with self._lookahead.lock:
+            self._lookahead.delivered()
         self.backend.main_arrived(self.session)
         return self.backend.route(self.session, Stream.MAIN)
 
@@ -373,9 +379,15 @@ class LookaheadRuntime(Generic[M]):
 
     def request_text(self, text: str) -> None:
         """What the agent's model answers is part of the next prompt: the lookahead follows it."""
-        with self._lookahead.lock:
-            self._answer += text
-            self._lookahead.answering(self._answer)
+        lookahead = self._lookahead
+        job = lookahead.job
+        if job is None or not lookahead.follows_answers:
+            return
+        self._answer.append(text)
+        if job.wants_answer(sum(map(len, self._answer))):
+            self._answer = ["".join(self._answer)]
+            with lookahead.lock:
+                lookahead.answering(self._answer[0])
 
     def request_usage(self, usage: Usage) -> None:
         """Calibrate the counter, settle the last commit."""
@@ -396,6 +408,7 @@ def _let_go(lane: Lane, lookahead: Lookahead[Any]) -> None:
     def on_the_lane() -> None:
         with lookahead.lock:
             lookahead.drop("the runtime was dropped")
+            lookahead.undelivered()
         if lookahead.backend is not None:
             lookahead.backend.release(lookahead.session)
 

@@ -123,6 +123,7 @@ class _Told:
     def __init__(self, stream: Any, request: MainRequest) -> None:
         self._stream, self._request = stream, request
         self._over = False
+        self._single = True
 
     def __del__(self) -> None:
         # Dropped unread: its request is over all the same, or lookahead would wait for it for ever.
@@ -135,8 +136,10 @@ class _Told:
         choices = getattr(chunk, "choices", None)
         if choices:
             self._request.first_token()
+            # Of several answers nobody knows which one will be gone on with.
+            self._single = self._single and len(choices) == 1 and not getattr(choices[0], "index", 0)
             text = getattr(getattr(choices[0], "delta", None), "content", None)
-            if isinstance(text, str) and len(choices) == 1:
+            if self._single and isinstance(text, str):
                 self._request.text(text)
         if getattr(chunk, "usage", None) is not None:
             self._request.usage(chunk.usage)

@@ -38,6 +38,9 @@ class FakeLlama(FakeServer):
     can_save: bool = True
     shows_slots: bool = True
     per_copy: float = 0.0
+    keeps: int | None = None
+    opening: str = ""
+    path: str = "/here/a.gguf"
     template: str = "one"
     weights: dict[str, int] = field(default_factory=dict[str, int])
     files: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
@@ -59,6 +62,7 @@ class FakeLlama(FakeServer):
                     "total_slots": self.n_slots,
                     "default_generation_settings": {"n_ctx": self.n_ctx},
                     "chat_template": self.template,
+                    "model_path": self.path,
                 }
             case "/slots":
                 return self._state()
@@ -97,11 +101,13 @@ class FakeLlama(FakeServer):
         out = "".join(f"[tool {t['function']['name']}]" for t in body.get("tools", ()))
         for message in messages:
             calls = "".join(f"<call {c['function']['name']}>" for c in message.get("tool_calls") or ())
-            out += f"<{message['role']}>{message.get('content') or ''}{calls}"
+            # As real templates do, an answer that is to be continued begins as one that is to be made.
+            opening = self.opening if message is last and message["role"] == "assistant" else ""
+            out += f"<{message['role']}>{opening}{message.get('content') or ''}{calls}"
             if message is not last or message["role"] != "assistant":
                 out += "</>\n"
         if body.get("add_generation_prompt") and last["role"] != "assistant":
-            out += "<assistant>"
+            out += f"<assistant>{self.opening}"
         return 200, {"prompt": out}
 
     async def _copy(self, path: str, body: Mapping[str, Any]) -> Reply:
@@ -117,7 +123,7 @@ class FakeLlama(FakeServer):
             if path.endswith("save"):
                 self.files[name] = list(slot.tokens)
                 return 200, {"n_saved": len(slot.tokens)}
-            slot.tokens = list(self.files.get(name, []))
+            slot.tokens = list(self.files.get(name, []))[: self.keeps]
             if name not in self.files:
                 return 400, {
                     "error": {"message": "Unable to restore slot, no available space or invalid slot save file"}
@@ -145,6 +151,8 @@ class FakeLlama(FakeServer):
             await asyncio.sleep(self.per_token * len(batch))
             self.evaluated += len(batch)
             slot.tokens += batch
+            progress = {"total": len(prompt), "cache": cached, "processed": len(slot.tokens)}
+            yield {"content": "", "tokens": [0], "stop": False, "tokens_predicted": 0, "prompt_progress": progress}
         said = text_of(prompt).rpartition("<assistant>")[2]
         rest = tokens_of(self.answer, special=False)[len(tokens_of(said, special=False)) :]
         limit = body.get("n_predict", body.get("max_tokens"))

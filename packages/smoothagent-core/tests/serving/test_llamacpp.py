@@ -383,6 +383,26 @@ def test_cancelling_stops_the_request_on_the_server() -> None:
     run_virtual(main())
 
 
+@pytest.mark.parametrize("after", [0.3, 0.5, 1.3])
+@pytest.mark.parametrize("paced", [True, False])
+def test_what_a_request_had_cost_when_it_was_cut_short_is_counted(after: float, paced: bool) -> None:
+    server = FakeLlama()
+    b = backend(server) if paced else backend(server, pacer=None)
+
+    async def main() -> None:
+        await b.caps()
+        job = asyncio.ensure_future(b.prefill("c", [SYSTEM, {"role": "user", "content": "x" * 600}], PROMPT))
+        await asyncio.sleep(after)
+        job.cancel()
+        await asyncio.gather(job, return_exceptions=True)
+        assert server.evaluated
+        assert b.spent("c") == Usage(server.evaluated)
+        b.release("c")
+        assert b.spent("c") == Usage()
+
+    run_virtual(main())
+
+
 def test_a_call_that_the_caller_waits_for_holds_lookahead_work_back() -> None:
     server = FakeLlama(per_token=0.01)
     b = backend(server)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from examples import examples
 from serving.fake_llama import FakeLlama, tokens_of
 from serving.test_llamacpp import CALL, PROMPT, QUESTION, RESULT, SYSTEM, USER, main_call, rendered
-from smoothagent.errors import ConfigurationError
-from smoothagent.serving.backend import Usage
+from smoothagent.errors import BackendUnreachableError, ConfigurationError
+from smoothagent.serving.backend import Stream, Usage
 from smoothagent.serving.openai import OpenAIBackend
 from virtual_clock import run_virtual
 
@@ -45,7 +45,7 @@ def test_what_was_warmed_there_is_here_after_the_commit_and_a_second_time() -> N
         await b.prefill("c", view, PROMPT)
         await b.prefill("c", [*view, CALL], PROMPT)
         assert b.committed("c")
-        await b.deliver("c")
+        assert await b.deliver("c")
         return await main_call(agents, b, [*view, CALL, RESULT])
 
     async def main() -> None:
@@ -127,9 +127,10 @@ def test_it_runs_beside_a_decode_at_full_speed_and_stands_still_for_a_prefill() 
     ("other", "said"),
     [
         (FakeLlama(n_ctx=2048), "n_ctx is '2048'.*'4096'"),
-        (FakeLlama(n_slots=2), "has 2 slots: start it with --parallel 4"),
+        (FakeLlama(n_slots=8), "total_slots is '8'.*'4'"),
+        (FakeLlama(path="/models/b.gguf"), "model is 'b.gguf'.*'a.gguf'"),
         (FakeLlama(template="another"), "chat_template is 'another'"),
-        (FakeLlama(weights={"n_params": 7}), "model is .*'n_params': 7"),
+        (FakeLlama(weights={"n_params": 7}), "weights is .*'n_params': 7"),
     ],
 )
 def test_another_model_or_window_is_an_error(other: FakeLlama, said: str) -> None:
@@ -172,7 +173,146 @@ def test_where_it_cannot_be_used_the_work_is_done_here_and_that_is_said(broken: 
         assert "lookahead" in " ".join((await b.caps()).notes)
 
     run_virtual(main())
-    assert not busy(side)
+    assert all(x["id_slot"] == 2 and len(x["prompt"]) <= 16 for x in busy(side)), "nothing but the proof"
+
+
+def test_its_own_server_is_no_second_one() -> None:
+    b = OpenAIBackend(client=FakeLlama().client(), lookahead_url="http://fake:8080/v1")
+    with pytest.raises(ConfigurationError, match="is the agent's own server"):
+        run_virtual(b.caps())
+
+
+def test_kv_that_cannot_be_restored_in_full_is_not_relied_on() -> None:
+    """A file of the same name from another folder, or a server that keeps less of it."""
+    agents, side = FakeLlama(keeps=10), FakeLlama()
+    b = pair(agents, side)
+
+    async def main() -> None:
+        await b.prefill("c", VIEW, PROMPT)
+        assert not b.committed("c")
+        assert "10 could be restored" in " ".join((await b.caps()).notes)
+
+    run_virtual(main())
+
+
+def test_hand_overs_that_are_slow_end_the_use_of_it_but_not_of_copies_here() -> None:
+    agents, side = FakeLlama(), FakeLlama()
+    b = pair(agents, side)
+
+    async def main() -> None:
+        await b.caps()
+        await main_call(agents, b, [SYSTEM, USER])
+        for number in range(3):
+            view = [SYSTEM, {"role": "user", "content": f"{number} " + "x" * 200}]
+            side.per_copy = 0.0
+            await b.prefill("c", view, PROMPT)
+            side.per_copy = 5.0
+            assert b.committed("c")
+            delivery = asyncio.ensure_future(b.deliver("c"))
+            await asyncio.sleep(1.0)
+            delivery.cancel()
+            await asyncio.gather(delivery, return_exceptions=True)
+            b.undelivered("c")
+            await asyncio.sleep(10)
+        assert not b.committed("c")
+        notes = " ".join((await b.caps()).notes)
+        assert "3 times in a row" in notes
+        # Within the agent's own server copies are made as ever.
+        answer = await b.generate("c", [SYSTEM, USER, QUESTION], PROMPT, max_tokens=50, lookahead=True)
+        assert answer.text == agents.answer
+        assert any(s.path.endswith("action=restore") for s in agents.seen)
+
+    run_virtual(main())
+
+
+def test_a_commit_that_is_taken_back_leaves_main_where_it_was() -> None:
+    agents, side = FakeLlama(), FakeLlama()
+    b = pair(agents, side)
+
+    async def main() -> None:
+        await b.caps()
+        await main_call(agents, b, [SYSTEM, USER])
+        await b.prefill("c", VIEW, PROMPT)
+        assert b.committed("c")
+        b.undelivered("c")
+        usage = await main_call(agents, b, [SYSTEM, USER, CALL, RESULT])
+        assert usage.cached_tokens is not None
+        assert usage.cached_tokens >= len(rendered(agents, [SYSTEM, USER], reply=False))
+
+    run_virtual(main())
+
+
+def test_what_was_warmed_there_is_not_committed_to_once_it_cannot_be_brought() -> None:
+    agents, side = FakeLlama(), FakeLlama()
+    b = pair(agents, side)
+
+    async def main() -> None:
+        await b.caps()
+        await main_call(agents, b, [SYSTEM, USER])
+        await b.prefill("c", VIEW, PROMPT)
+        dialect: Any = b._dialect  # pyright: ignore[reportPrivateUsage]
+        dialect._copies.unlink("gone")
+        before = b.route("c", Stream.MAIN)
+        assert not b.committed("c")
+        assert b.route("c", Stream.MAIN) == before
+
+    run_virtual(main())
+
+
+def test_slots_that_are_anothers_by_now_are_left_alone() -> None:
+    agents, side = FakeLlama(n_slots=3), FakeLlama(n_slots=3)
+    b = pair(agents, side)
+
+    async def main() -> None:
+        await b.caps()
+        await b.prefill("c", VIEW, PROMPT)
+        assert b.committed("c")
+        side.per_copy = 0.5
+        delivery = asyncio.ensure_future(b.deliver("c"))
+        await asyncio.sleep(0.1)
+        b.release("c")
+        usage = await main_call(agents, b, [SYSTEM, USER], "d")
+        assert not await delivery
+        again = await main_call(agents, b, [SYSTEM, USER, CALL, RESULT], "d")
+        assert again.cached_tokens is not None
+        assert again.cached_tokens >= usage.prompt_tokens - len("<assistant>")
+
+    run_virtual(main())
+
+
+def test_one_that_hangs_is_noticed_although_arrivals_cut_its_requests_short() -> None:
+    agents, side = FakeLlama(), FakeLlama()
+    b = pair(agents, side)
+
+    async def main() -> None:
+        await main_call(agents, b, [SYSTEM, USER])
+        await b.prefill("c", [SYSTEM], PROMPT)
+        side.faults["/completion"] = ["hang"] * 99
+        job = asyncio.ensure_future(b.prefill("c", VIEW, PROMPT))
+        for _ in range(20):
+            await asyncio.sleep(2)
+            await main_call(agents, b, [SYSTEM, USER])
+        with pytest.raises(BackendUnreachableError, match="20 s of requests unanswered"):
+            await job
+
+    run_virtual(main())
+
+
+def test_an_answer_is_warmed_as_the_history_will_have_it() -> None:
+    """Templates may open an answer otherwise than they render it afterwards."""
+    agents, side = FakeLlama(opening="<think>"), FakeLlama(opening="<think>")
+    b = pair(agents, side)
+    said = {"role": "assistant", "content": "It defines add. " * 8}
+
+    async def main() -> None:
+        await b.prefill("c", VIEW, PROMPT)
+        await b.prefill("c", [*VIEW, {**said, "content": said["content"][:60]}], PROMPT, partial=True)
+        before = side.evaluated
+        await b.prefill("c", [*VIEW, said], PROMPT)
+        rest = len(said["content"]) - 60 + len("</>\n<user>") + 1
+        assert side.evaluated - before <= rest + 1
+
+    run_virtual(main())
 
 
 @examples(40)

@@ -81,8 +81,18 @@ class AsideBackend:
         del conversation
         return False
 
-    async def deliver(self, conversation: str) -> None:
+    async def deliver(self, conversation: str) -> bool:
         """Nothing is warmed elsewhere."""
+        del conversation
+        return False
+
+    def undelivered(self, conversation: str) -> None:
+        """Nothing is warmed elsewhere."""
+
+    def spent(self, conversation: str) -> Usage:
+        """Nothing that could be seen of a request that was cut short."""
+        del conversation
+        return Usage()
 
     def release(self, conversation: str) -> None:
         """Nothing is held."""

@@ -6,11 +6,11 @@ that follows it is prefilled again. Which one that will be is known as soon as t
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import islice
 from statistics import mean
 from typing import Any, Literal, cast
 
@@ -18,11 +18,11 @@ from langchain.agents.middleware import ClearToolUsesEdit, ModelRequest
 from langchain.agents.middleware import ContextEditingMiddleware as BuiltIn
 from langchain.agents.middleware.context_editing import ContextEdit, TokenCounter
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, ToolMessage
+from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, SystemMessage, ToolMessage
 
 from smoothagent import Backend, CutStrategy, Message, Prediction
 from smoothagent.message import alike, leading_system
-from smoothagent_langchain.agent import Call, lead_of, messages_of
+from smoothagent_langchain.agent import Call, messages_of
 from smoothagent_langchain.codec import LangChainCodec
 from smoothagent_langchain.threads import Thread, Threads
 from smoothagent_langchain.views import ViewMiddleware
@@ -31,8 +31,6 @@ _RECENT = 8
 """Tool outputs that tell how long the next one will be."""
 _AHEAD = 4
 """Turns that are looked ahead for the first edit."""
-_QUICK = 0.002
-"""Seconds that edits may take to be tried for several turns in a hook; slow ones (a tokenizer's) for the next only."""
 
 
 class ContextEditingMiddleware(ViewMiddleware, BuiltIn[Any, Any]):
@@ -70,9 +68,8 @@ class ContextEditingMiddleware(ViewMiddleware, BuiltIn[Any, Any]):
         edits = Edits(self.edits, self._resolve_token_counter(request))
         edited = edits.of(request.messages)
         if thread is not None:
-            if len(edited) == len(request.messages):
-                seen = Seen(edits, list(request.messages), len(lead_of(thread, request)), edited)
-            else:
+            seen = Seen(edits, list(request.messages), edited)
+            if len(edited) != len(request.messages):
                 seen = Seen()
                 thread.say_once(
                     "edits",
@@ -80,7 +77,8 @@ class ContextEditingMiddleware(ViewMiddleware, BuiltIn[Any, Any]):
                     f"{len(request.messages)}; an edit that adds or removes messages is made, but not prepared",
                 )
             _strategy_of(thread).see(seen)
-        return request.override(messages=edited)
+        # Copies, as the built-in passes on: middleware inside may write into them.
+        return request.override(messages=[_copied(m) for m in edited])
 
     def sending(self, plain: ModelRequest[Any], view: list[BaseMessage]) -> ModelRequest[Any]:
         """The request as the built-in makes it, which the view is the same as."""
@@ -106,17 +104,50 @@ class Edits:
 
     def __init__(self, edits: Sequence[ContextEdit] = (), count: TokenCounter = len) -> None:
         self._edits, self._count = edits, count
-        self.quick = True
+        self._ours = all(type(edit) is ClearToolUsesEdit for edit in edits)
+        self._total: int | None = None
+        self._chars = 1
 
     def of(self, messages: Sequence[AnyMessage]) -> list[AnyMessage]:
         """The messages as the edits leave them, in a list of their own; the messages given are not touched."""
-        began = time.perf_counter()
-        out = list(messages)
-        if any(type(edit) is not ClearToolUsesEdit for edit in self._edits):
-            out = deepcopy(out)  # the built-in edit makes copies of what it changes, others may not
-        for edit in self._edits:
-            edit.apply(out, count_tokens=self._count)
-        self.quick = time.perf_counter() - began < _QUICK
+        self._chars = max(1, _chars(messages))
+
+        def counting(counted: Sequence[BaseMessage]) -> int:
+            tokens = self._count(counted)
+            if self._total is None:
+                self._total = tokens
+            return tokens
+
+        return self._applied(self._edits, messages, counting)
+
+    def expected_of(self, messages: Sequence[AnyMessage], *, counted: bool) -> list[AnyMessage]:
+        """The same for a history that is only expected: copies of the user's edits see it.
+
+        Args:
+            messages: the history.
+            counted: by the counter; else estimated by what was counted last.
+        """
+        rate = (self._total or 0) / self._chars
+        count: TokenCounter = self._count if counted else lambda given: round(rate * _chars(given))
+        try:
+            edits = self._edits if self._ours else deepcopy(self._edits)
+        except Exception:  # whatever they hold; then nothing can be expected of them
+            return list(messages)
+        return self._applied(edits, messages, count)
+
+    def far_from(self, turns: float) -> bool:
+        """Whether no edit can be due when the history is ``turns`` times as long."""
+        if not self._ours or self._total is None:
+            return False
+        return self._total * turns < min((cast("ClearToolUsesEdit", e).trigger for e in self._edits), default=0)
+
+    def _applied(
+        self, edits: Sequence[ContextEdit], messages: Sequence[AnyMessage], count: TokenCounter
+    ) -> list[AnyMessage]:
+        # The built-in edit makes copies of what it changes, others may not.
+        out = list(messages) if self._ours else deepcopy(list(messages))
+        for edit in edits:
+            edit.apply(out, count_tokens=count)
         return out
 
 
@@ -127,35 +158,50 @@ class Seen:
     Attributes:
         edits: the middleware's.
         raw: the messages, as they are in the agent's state.
-        apart: system messages before them that the agent keeps apart.
         edited: the messages of the request that is being made; None where none is.
     """
 
     edits: Edits = field(default_factory=Edits)
     raw: list[AnyMessage] = field(default_factory=list[AnyMessage])
-    apart: int = 0
     edited: list[AnyMessage] | None = None
 
-    @cached_property
-    def sent(self) -> list[AnyMessage]:
-        """What is sent now, or will be next: once the results are there that the model has asked for.
+    @property
+    def system(self) -> int:
+        """System messages that the agent has at the beginning of its own."""
+        return next((i for i, m in enumerate(self.raw) if not isinstance(m, SystemMessage)), len(self.raw))
 
-        Where nothing will be edited then, what will be sent by the first request that is: one in which all outputs
-        but the newest are cleared at once takes more than one turn to prepare.
+    @property
+    def sent(self) -> list[AnyMessage]:
+        """What is sent now, or will be with the next edit."""
+        return self.edited if self.edited is not None else self._expected[0]
+
+    @property
+    def is_next(self) -> bool:
+        """Whether the next request will be edited, and not only a later one."""
+        return self._expected[1] == 0
+
+    @cached_property
+    def _expected(self) -> tuple[list[AnyMessage], int]:
+        """What the first edited request to come will send of these messages, and how many turns there are before it.
+
+        It is the next one where there was one before. The first, in which all outputs but the newest are cleared at
+        once, takes more than one turn to prepare.
         """
-        if self.edited is not None:
-            return self.edited
+        turns = max(1, sum(isinstance(m, AIMessage) for m in self.raw))
+        if self.edits.far_from(1 + (_AHEAD + 1) / turns):
+            return self.raw, -1
         expected = [*self.raw, *_results_to_come(self.raw)]
-        for _ in range(_AHEAD):
-            edited = self.edits.of(expected)
+        for ahead in range(_AHEAD):
+            edited = self.edits.expected_of(expected, counted=ahead == 0)
             if len(edited) != len(expected):
                 break
-            if any(a is not b and a.content != b.content for a, b in zip(edited, self.raw, strict=False)):
-                return edited[: len(self.raw)]
-            if not self.edits.quick:
+            if any(_differ(a, b) for a, b in zip(edited, self.raw, strict=False)):
+                return edited[: len(self.raw)], ahead
+            more = _turn_to_come(expected)
+            if not more:
                 break
-            expected += _turn_to_come(expected)
-        return self.raw
+            expected += more
+        return self.raw, -1
 
 
 class ContextEdits(CutStrategy):
@@ -190,14 +236,15 @@ class ContextEdits(CutStrategy):
 
     def should_promote(self) -> bool:
         """The next call will commit."""
-        return self.predict(self.main.messages) is not None
+        return self.seen.is_next and self.predict(self.main.messages) is not None
 
     def cut(self, history: Sequence[Message]) -> int:
         """Behind the last message that is sent otherwise than it is in the view."""
         seen, lead = self.seen, leading_system(history)
+        apart = lead - seen.system
         natives = cast("Sequence[BaseMessage]", self.main.strategy_data.get("natives", ()))
-        for i in reversed(range(lead, min(len(history), seen.apart + len(seen.sent)))):
-            sent = seen.sent[i - seen.apart]
+        for i in reversed(range(lead, min(len(history), apart + len(seen.sent)))):
+            sent = seen.sent[i - apart]
             known = i < len(natives) and natives[i] is sent
             if not known and not alike(history[i], self._codec.decode(sent)):
                 return i + 1
@@ -211,9 +258,12 @@ class ContextEdits(CutStrategy):
     def rewrite(self, covered: Sequence[Message]) -> list[Message]:
         """The messages as they are sent."""
         seen = self.seen
-        start = leading_system(self.main.messages) - seen.apart
-        sent = seen.sent[start : start + len(covered)]
+        sent = seen.sent[seen.system : seen.system + len(covered)]
         return [self._rewritten(m, edited) for m, edited in zip(covered, sent, strict=True)]
+
+    def warmable(self, history: Sequence[Message]) -> list[Message]:
+        """Nothing where edits were made that are not prepared."""
+        return super().warmable(history) if self.seen.raw else []
 
     def refuse(self, before: int, after: int) -> str | None:
         """Never: the agent's request is edited in any case."""
@@ -234,8 +284,8 @@ def _results_to_come(messages: Sequence[AnyMessage]) -> list[ToolMessage]:
     last = messages[-1] if messages else None
     if not isinstance(last, AIMessage):
         return []
-    recent = [len(str(m.content)) for m in messages if isinstance(m, ToolMessage)][-_RECENT:]
-    content = "x" * round(mean(recent)) if recent else ""
+    recent = list(islice((m for m in reversed(messages) if isinstance(m, ToolMessage)), _RECENT))
+    content = "x" * round(mean(len(m.text) for m in recent)) if recent else ""
     return [ToolMessage(content, tool_call_id=c["id"] or "", name=c["name"]) for c in last.tool_calls]
 
 
@@ -247,3 +297,19 @@ def _turn_to_come(messages: Sequence[AnyMessage]) -> list[AnyMessage]:
     calls = [{**call, "id": f"to-come-{len(messages)}-{i}"} for i, call in enumerate(last.tool_calls)]
     answer = AIMessage(last.content, tool_calls=calls)
     return [answer, *_results_to_come([*messages, answer])]
+
+
+def _differ(a: AnyMessage, b: AnyMessage) -> bool:
+    if a is b:
+        return False
+    return a.content != b.content or getattr(a, "tool_calls", None) != getattr(b, "tool_calls", None)
+
+
+def _chars(messages: Sequence[BaseMessage]) -> int:
+    """Characters of the messages' texts and calls, and something for each message."""
+    calls = (m.tool_calls for m in messages if isinstance(m, AIMessage))
+    return sum(len(m.text) + 16 for m in messages) + sum(len(str(c["args"])) for made in calls for c in made)
+
+
+def _copied(message: AnyMessage) -> AnyMessage:
+    return message.model_copy() if isinstance(message.content, str) else deepcopy(message)

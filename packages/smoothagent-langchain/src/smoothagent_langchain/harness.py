@@ -48,7 +48,13 @@ CLEARED = "[cleared]"
 
 
 class LangChainHarness:
-    """Runs the benchmark's script through ``create_agent``."""
+    """Runs the benchmark's script through ``create_agent``.
+
+    Attributes:
+        kinds: the strategies that LangChain has a middleware for.
+    """
+
+    kinds = KINDS
 
     async def run(self, assignment: Assignment) -> AsyncGenerator[Row]:
         """A row a turn; the last one after everything was closed.
@@ -61,6 +67,7 @@ class LangChainHarness:
             raise ConfigurationError(f"LangChain has no built-in for {kind!r}: choose from {', '.join(KINDS)}")
         agent = BenchAgent(assignment)
         running = asyncio.create_task(agent.run())
+        running.add_done_callback(lambda _: agent.ended())
         try:
             async for row in agent.rows():
                 yield row
@@ -104,7 +111,10 @@ class BenchAgent:
                 self._queue.put_nowait(player.settled(player.held))
         finally:
             await self._close()
-            self._queue.put_nowait(None)
+
+    def ended(self) -> None:
+        """Nothing more comes, however it ended."""
+        self._queue.put_nowait(None)
 
     async def rows(self) -> AsyncGenerator[Row]:
         """What it has measured, as it comes."""
@@ -147,7 +157,7 @@ class BenchAgent:
             self._backend = OpenAIBackend(
                 job.base_url, job.model, api_key=job.api_key, slots=job.slots, lookahead_url=job.lookahead_url
             )
-            ours = {"backend": self._backend, "warm": True}
+            ours = {"backend": self._backend}
         counter = Counter(self._assignment)
         if job.variant.kind == "offload":
             edits = [ClearToolUsesEdit(trigger=profile.offload_hard, keep=profile.keep_outputs, placeholder=CLEARED)]
@@ -157,15 +167,18 @@ class BenchAgent:
             "trigger": ("tokens", profile.hard),
             "keep": ("tokens", profile.keep),
             "token_counter": counter,
+            # Else the built-in summarizes 4,000 tokens at most, and nothing where those begin with no user message.
+            "trim_tokens_to_summarize": None,
         }
+        # Summaries end where the model ends them, or at the limit, in both. The built-in's own request must not take
+        # the agent's slot, as it would not on a server with a shared cache.
+        extra: dict[str, Any] = {}
+        if job.mode == "sync" and job.slots:
+            extra = {"id_slot": job.slots[1], "cache_prompt": True}
+        writer = model.model_copy(update={"max_tokens": profile.summary, "extra_body": extra, "streaming": False})
         if ours:
             limit = {"max_summary_tokens": profile.summary, "accept_cut_off": True}
-            return SummarizationMiddleware(model, **limit, **shared, **ours)
-        # The summary's own request must not take the agent's slot, as it would not on a server with a shared cache.
-        extra = dict(model.extra_body or {})
-        if job.slots:
-            extra["id_slot"] = job.slots[1]
-        writer = model.model_copy(update={"max_tokens": profile.summary, "extra_body": extra, "streaming": False})
+            return SummarizationMiddleware(writer, **limit, **shared, **ours)
         return BuiltInSummaries(writer, **shared)
 
 
@@ -199,9 +212,12 @@ class Clock(BaseCallbackHandler):
         self.arrivals: list[float] | None = None
 
     def on_llm_new_token(self, token: Any, **kwargs: Any) -> None:
-        """A token, or the empty one that begins or ends a stream."""
-        del kwargs
-        if self.arrivals is not None and token:
+        """A token, of text, of a call or of reasoning, or the empty one that begins or ends a stream."""
+        if self.arrivals is None:
+            return
+        message = getattr(kwargs.get("chunk"), "message", None)
+        more: dict[str, Any] = getattr(message, "additional_kwargs", None) or {}
+        if token or getattr(message, "tool_call_chunks", None) or more.get("reasoning_content"):
             self.arrivals.append(time.perf_counter())
 
 
@@ -217,11 +233,12 @@ class Player(AgentMiddleware[Any, Any, Any]):
     def __init__(self, assignment: Assignment, middleware: Any, done: Callable[[Row], None]) -> None:
         super().__init__()
         self._job, self._steps = assignment.job, assignment.script.steps
-        self._count = assignment.tokens.text
+        self._count = Counter(assignment)
         self._middleware, self._done = middleware, done
         self._started = self._ready = time.perf_counter()
         self._number = 0
-        self._expected = 0
+        self._reported = 0
+        self._answer: AIMessage | None = None
         self._before: list[AnyMessage] = []
         self._report: CommitReport | None = None
         self._thread: Thread | None = None
@@ -247,13 +264,13 @@ class Player(AgentMiddleware[Any, Any, Any]):
             self._done(self.held)
         self.held = self.settled(row)
         self._number += 1
-        self._before = list(request.messages)
         calls: list[Any] = []
         if self._number < len(self._steps):
             wire = tool.call(number, step.read.argv)
             arguments = json.loads(wire["function"]["arguments"])
             calls = [{"name": "bash", "args": arguments, "id": wire["id"], "type": "tool_call"}]
         made = answer.model_copy(update={"tool_calls": calls, "invalid_tool_calls": []})
+        self._before, self._answer = list(request.messages), made
         return ModelResponse(result=[made], structured_response=None)
 
     async def bash(self, command: str) -> str:
@@ -262,10 +279,8 @@ class Player(AgentMiddleware[Any, Any, Any]):
         step = self._steps[self._number - 1]
         call = tool.call(self._number - 1, step.read.argv)
         output = await tool.run(call, Path(self._job.workspace), self._job.tool_seconds)
-        text = f"{output}\n{self._steps[self._number].user}"
-        self._expected += self._count(text)
         self._ready = time.perf_counter()
-        return text
+        return f"{output}\n{self._steps[self._number].user}"
 
     def settled(self, row: Row) -> Row:
         """The row with the background work since the last one."""
@@ -283,8 +298,8 @@ class Player(AgentMiddleware[Any, Any, Any]):
         gaps = sorted(b - a for a, b in itertools.pairwise(arrivals)) or [0.0]
         commit, lookahead, known = self._outcome(request)
         prompt, completion = int(usage["input_tokens"]), int(usage["output_tokens"])
-        reached = reached_hard(job.variant, job.profile, turns=self._number, tokens=self._expected)
-        self._expected = prompt + completion
+        reached = reached_hard(job.variant, job.profile, turns=self._number, tokens=self._tokens(request))
+        self._reported = prompt + completion
         return Row(
             strategy=job.variant.label,
             mode=job.mode,
@@ -298,7 +313,8 @@ class Player(AgentMiddleware[Any, Any, Any]):
             prompt_tokens=prompt,
             cached_tokens=cast("dict[str, int]", usage.get("input_token_details") or {}).get("cache_read"),
             completion_tokens=completion,
-            tbt_mean_s=sum(gaps) / len(gaps),
+            # Servers may send several tokens in one piece.
+            tbt_mean_s=sum(gaps) / max(1, completion - 1),
             tbt_p99_s=gaps[min(len(gaps) - 1, int(len(gaps) * 0.99))],
             lookahead=lookahead,
             reached_hard=reached,
@@ -315,10 +331,18 @@ class Player(AgentMiddleware[Any, Any, Any]):
             if report is not None and report is not self._report:
                 self._report = report
                 return True, LOOKAHEAD[report.kind], report.known_tokens or None
-            built_in = thread is None or report is None
-            changed = built_in and self._changed(request.messages)
+            changed = self._changed(request.messages)  # by the built-in's own way
             return changed, "miss" if changed else "none", None
         return self._changed(request.messages), "none", None
+
+    def _tokens(self, request: ModelRequest[Any]) -> int:
+        """What LangChain's middleware judges its trigger by, of the messages as they were before it."""
+        state: list[AnyMessage] = request.state.get("messages") or []
+        if self._job.variant.kind == "offload":
+            return self._count(state) - 1  # it has to be more than the trigger
+        newest = [m for m in state[-1:] if self._answer is not None]
+        before = [*self._before, *([self._answer] if self._answer is not None else []), *newest]
+        return max(self._count(before or state), self._reported)
 
     def _changed(self, messages: Sequence[AnyMessage]) -> bool:
         """Whether it does not begin with all that the request before it did."""

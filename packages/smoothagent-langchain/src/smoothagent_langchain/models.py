@@ -49,10 +49,24 @@ def backend_for(model: BaseChatModel, *, warm: bool | None = None) -> Backend:
         return found
 
 
+def given_for(backend: Backend | None, model: BaseChatModel) -> Backend | None:
+    """The backend that the user gave, if it is of the model's server; an agent may also call models elsewhere."""
+    url = getattr(backend, "base_url", None)
+    theirs = url_of(model)
+    same = url is None or theirs is None or url.rstrip("/") == theirs.rstrip("/")
+    return backend if same else None
+
+
+def url_of(model: BaseChatModel) -> str | None:
+    """The URL of a model's server, whichever client it is reached with; None where it does not tell."""
+    url = getattr(getattr(model, "root_async_client", None), "base_url", None)
+    return None if url is None else str(url)
+
+
 def to_wire_of(model: BaseChatModel) -> ToWire:
     """How a model writes one message of its request body."""
     make = getattr(model, "_get_request_payload", None)
-    if make is None or _server_of(model) is None:
+    if make is None or not speaks_chat(model):
         return openai_form
 
     def to_wire(message: BaseMessage) -> dict[str, Any]:
@@ -65,13 +79,26 @@ def same_model(a: BaseChatModel, b: BaseChatModel) -> bool:
     """Whether two objects are one model on one server, so that one's prompts are warm for the other."""
     if a is b:
         return True
-    server = _server_of(a)
-    return server is not None and server == _server_of(b) and name_of(a) == name_of(b)
+    if name_of(a) != name_of(b):
+        return False
+    server, other = _server_of(a), _server_of(b)
+    if server is None or other is None:
+        # Behind clients of the user's own; what those add cannot be seen.
+        return server is other and url_of(a) is not None and url_of(a) == url_of(b)
+    return server == other
 
 
-def answers_in_place(model: BaseChatModel) -> bool:
+def answers_in_place(model: BaseChatModel, backend: Backend | None = None) -> bool:
     """Whether a question can be put at the end of the conversation: its server is reached with its own prompt."""
+    if given_for(backend, model) is not None:
+        return speaks_chat(model)
     return _server_of(model) is not None
+
+
+def speaks_chat(model: BaseChatModel) -> bool:
+    """Whether a model speaks OpenAI's Chat Completions."""
+    responses = getattr(model, "_use_responses_api", None)
+    return hasattr(model, "_get_request_payload") and not (responses is not None and responses({}))
 
 
 def name_of(model: BaseChatModel) -> str | None:
@@ -87,12 +114,9 @@ def _server_of(model: BaseChatModel) -> tuple[str, str, Mapping[str, str]] | Non
     nor one whose key is made anew for each call.
     """
     client = getattr(model, "root_async_client", None)
-    if client is None or not hasattr(model, "_get_request_payload"):
+    if client is None or not speaks_chat(model) or type(client).__name__ != "AsyncOpenAI":
         return None
     if any(getattr(model, field, None) for field in _ONLY_ITS_OWN):
-        return None
-    responses = getattr(model, "_use_responses_api", None)
-    if type(client).__name__ != "AsyncOpenAI" or (responses is not None and responses({})):
         return None
     key = getattr(client, "api_key", None)
     if not isinstance(key, str) or not key or callable(getattr(model, "openai_api_key", None)):

@@ -23,11 +23,10 @@ from smoothagent_langchain.threads import Thread, Threads
 
 log = logging.getLogger("smoothagent")
 
-QUESTION = DEFAULT_SUMMARY_PROMPT.partition("<messages>")[0].rstrip() + (
+_IN_PLACE = (
     "\n\nThe conversation history is the conversation above, up to here. Answer with the extracted context only; "
     "do not call tools."
 )
-"""The built-in's own instructions, asked at the end of the conversation instead of about a transcript of it."""
 
 PREFIX = "Here is a summary of the conversation to date:\n\n"
 """What the built-in writes before a summary."""
@@ -64,6 +63,9 @@ class SummarizationMiddleware(LookaheadHooks, BuiltIn[Any, Any]):
         ValueError: as the built-in; or ``soft`` is not between 0 and 1.
     """
 
+    default_prompt = DEFAULT_SUMMARY_PROMPT
+    """The ``summary_prompt`` that is none of the user's."""
+
     def __init__(
         self,
         model: str | BaseChatModel,
@@ -79,7 +81,7 @@ class SummarizationMiddleware(LookaheadHooks, BuiltIn[Any, Any]):
         super().__init__(model, **built_in)
         if soft is not None and not 0 < soft < 1:
             raise ValueError(f"soft={soft}: a fraction of the trigger, between 0 and 1")
-        self.soft, self.strict = soft, strict
+        self.soft, self.strict, self._backend = soft, strict, backend
         self.max_summary_tokens, self.accept_cut_off = max_summary_tokens, accept_cut_off
         if _only_awaitable(self.summarizer):
             # It may hold connections of the agent's loop, and cannot be called in a thread.
@@ -137,9 +139,14 @@ class SummarizationMiddleware(LookaheadHooks, BuiltIn[Any, Any]):
 
     # ---- what the strategy asks ----------------------------------------------------------------
 
-    def is_due(self, messages: list[AnyMessage]) -> bool:
-        """Whether the trigger is reached, as the built-in says."""
-        return self._should_summarize(messages, self.token_counter(messages))
+    @property
+    def question(self) -> str:
+        """The built-in's own instructions, asked at the end of the conversation, not about a transcript of it."""
+        return self.default_prompt.partition("<messages>")[0].rstrip() + _IN_PLACE
+
+    def is_due(self, messages: list[AnyMessage], apart: int = 0) -> bool:
+        """Whether the trigger is reached, as the built-in says; ``apart``: tokens of what is not in the messages."""
+        return self._should_summarize(messages, self.token_counter(messages) + apart)
 
     def cutoff(self, messages: list[AnyMessage]) -> int:
         """How many messages the built-in would summarize."""
@@ -153,10 +160,10 @@ class SummarizationMiddleware(LookaheadHooks, BuiltIn[Any, Any]):
         limit = value if kind == "tokens" else int((self._get_profile_limits() or 0) * value)
         return self._partial_token_counter([message]) / max(1, limit)
 
-    def to_come(self, messages: list[AnyMessage]) -> float:
+    def to_come(self, messages: list[AnyMessage], apart: int = 0) -> float:
         """How many messages, of the size of the newest ones, the trigger is still away."""
         recent = messages[-_RECENT:]
-        total = max(self.token_counter(messages), _reported(messages))
+        total = max(self.token_counter(messages) + apart, _reported(messages))
         each = self._partial_token_counter(recent) / max(1, len(recent))
         clauses = cast("list[dict[str, float]]", self._trigger_clauses)
         away = [max(self._away(kind, value, len(messages), total, each) for kind, value in c.items()) for c in clauses]
@@ -177,9 +184,13 @@ class SummarizationMiddleware(LookaheadHooks, BuiltIn[Any, Any]):
         return cast("str", await in_thread(lambda: twin._create_summary(messages)))
 
     def _strategy(self, model: BaseChatModel) -> LookaheadStrategy:
-        as_built_in = self.summary_prompt != DEFAULT_SUMMARY_PROMPT or self._summary_chat_model is not self.model
+        return MiddlewareSummaries(self, in_place=self.asks_in_place(model))
+
+    def asks_in_place(self, model: BaseChatModel) -> bool:
+        """Whether the question can be put to the agent's own prompt: nothing that the user chose is another way."""
+        as_built_in = self.summary_prompt != self.default_prompt or self._summary_chat_model is not self.model
         in_place = self.summarizer is None and not as_built_in and same_model(self.model, model)
-        return MiddlewareSummaries(self, in_place=in_place and answers_in_place(model))
+        return in_place and answers_in_place(model, self._backend)
 
     def summary_message(self, text: str) -> AnyMessage:
         """The message of a summary, prefix included."""
@@ -204,7 +215,7 @@ class MiddlewareSummaries(Summarize):
             _ANY,
             keep=0,
             max_tokens=middleware.max_summary_tokens,
-            question=QUESTION,
+            question=middleware.question,
             prefix=PREFIX,
             accept_cut_off=middleware.accept_cut_off,
             keep_latest_user=False,
@@ -213,10 +224,15 @@ class MiddlewareSummaries(Summarize):
         self.needs_model = in_place
         self._middleware = middleware
 
+    @property
+    def apart(self) -> int:
+        """Tokens that the trigger counts besides those of the messages; none by default, as by LangChain's own."""
+        return 0
+
     def should_commit(self) -> bool:
         """As the built-in says."""
         messages = self._natives(self.main.messages)
-        return self._middleware.is_due(messages) and self._middleware.cutoff(messages) > 0
+        return self._middleware.is_due(messages, self.apart) and self._middleware.cutoff(messages) > 0
 
     def cut(self, history: Sequence[Message]) -> int:
         """As the built-in says, but for calls that still wait for their results."""
@@ -226,8 +242,8 @@ class MiddlewareSummaries(Summarize):
     def predict(self, history: Sequence[Message]) -> Prediction | None:
         """The last safe cut that will leave ``keep`` when the trigger is reached, once that is near."""
         messages, lead = self._natives(history), leading_system(history)
-        to_come = self._middleware.to_come(messages)
-        if to_come <= 0 and self._middleware.is_due(messages):
+        to_come = self._middleware.to_come(messages, self.apart)
+        if to_come <= 0 and self._middleware.is_due(messages, self.apart):
             cut = self.cut(history)
         elif self._is_near(messages, to_come):
             cut = self._leaving(history, messages, 1 - to_come * self._each(messages))
@@ -246,7 +262,7 @@ class MiddlewareSummaries(Summarize):
         made = [self._middleware.summary_message(m.text) for m in self.la.transformed[leading_system(history) :]]
         # What the newest answers reported is the size of the prompt as it was.
         fresh = [m.model_copy(update={"usage_metadata": None}) if isinstance(m, AIMessage) else m for m in tail]
-        return "long" if kept > 2 or self._middleware.is_due([*made, *fresh]) else "ok"
+        return "long" if kept > 2 or self._middleware.is_due([*made, *fresh], self.apart) else "ok"
 
     async def ask(self, covered: Sequence[Message]) -> str:
         """The summary, asked for in place or about a transcript."""

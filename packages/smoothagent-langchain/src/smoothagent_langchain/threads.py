@@ -12,9 +12,9 @@ from typing import Any
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import BaseMessage, SystemMessage
 
-from smoothagent import Backend, LookaheadRuntime, LookaheadStrategy, Prompt, RuntimePool
+from smoothagent import Backend, ConfigurationError, LookaheadRuntime, LookaheadStrategy, Prompt, RuntimePool
 from smoothagent_langchain.codec import LangChainCodec, Make
-from smoothagent_langchain.models import backend_for, same_model, to_wire_of
+from smoothagent_langchain.models import backend_for, given_for, same_model, to_wire_of
 from smoothagent_langchain.watch import Watch
 
 _VOLATILE = 2
@@ -93,7 +93,7 @@ class Threads:
         strategy: makes the strategy of a new conversation with an agent's model.
         written: how a text of the strategy's own becomes a message.
         warm: as `backend_for` says.
-        backend: the agent's server, instead of the one that `backend_for` finds.
+        backend: the agent's server, instead of the one that `backend_for` finds; for models on that server only.
         ceiling: tokens that an uncommitted request may never reach.
         limit: most conversations at once.
     """
@@ -109,6 +109,8 @@ class Threads:
         limit: int = 256,
     ) -> None:
         self._strategy, self._written, self._warm, self._ceiling = strategy, written, warm, ceiling
+        if warm is not None and backend is not None:
+            raise ConfigurationError(f"warm={warm} with backend=…: say it where the backend is made")
         self._backend = backend
         self._lock = threading.Lock()
         # Two middleware objects may serve one thread id: each has a conversation of its own at the server.
@@ -166,7 +168,7 @@ class Threads:
     def _make(self, key: str) -> Thread:
         model = self._making[key]
         codec = LangChainCodec(to_wire_of(model), self._written)
-        backend = self._backend or backend_for(model, warm=self._warm)
+        backend = given_for(self._backend, model) or backend_for(model, warm=self._warm)
         return Thread(f"{self._mine}\0{key}", model, self._strategy(model), backend, codec, self._ceiling)
 
 

@@ -66,7 +66,7 @@ class ViewMiddleware(AgentMiddleware[Any, Any, Any]):
         try:
             view = thread.on_commit([*lead, *request.messages])
         except Exception as error:  # whatever it is, the agent goes on as without us
-            log.warning("session %s: the history is sent as it is: %r", thread.session, error)
+            thread.say_once("views", f"calls go without lookahead: {error!r}")
             return handler(plain)
         call = Call(thread, self.sending(plain, view[len(lead) :]), request.messages)
         with call.main, call.watch.watching():
@@ -86,7 +86,7 @@ class ViewMiddleware(AgentMiddleware[Any, Any, Any]):
         try:
             view = await thread.aon_commit([*lead, *request.messages])
         except Exception as error:  # whatever it is, the agent goes on as without us
-            log.warning("session %s: the history is sent as it is: %r", thread.session, error)
+            thread.say_once("views", f"calls go without lookahead: {error!r}")
             return await handler(plain)
         call = Call(thread, self.sending(plain, view[len(lead) :]), request.messages)
         async with call.main:

@@ -47,7 +47,7 @@ class OpenAIBackend:
         slots: llama.cpp slots that this process may use, three a conversation; None for all.
         lookahead_url: a second llama.cpp server with the same model and settings, for the lookahead work: on cores or
             a device that the first leaves idle while it decodes. At a commit the KV goes through the folder that both
-            name as ``--slot-save-path``.
+            name as ``--slot-save-path``. It is asked with the same key, and must serve no other agent's server.
         timeout: seconds a request may take, or a stream may be silent.
         headers: sent with every request made here (not with the agent's own), for instance to mark it as the
             agent's work and not the user's, where a service bills by that. GitHub Copilot's mark is sent unasked.
@@ -74,7 +74,8 @@ class OpenAIBackend:
         if dialect != "auto" and dialect not in DIALECTS:
             raise ConfigurationError(f"unknown dialect {dialect!r}: use 'auto' or one of {', '.join(sorted(DIALECTS))}")
         self._link = Connection(base_url, client, api_key, timeout, headers)
-        self._side = None if lookahead_url is None else Connection(lookahead_url, None, api_key, timeout, headers)
+        side_key = api_key if client is None else client.api_key
+        self._side = None if lookahead_url is None else Connection(lookahead_url, None, side_key, timeout, headers)
         self._options = Options(model, warm, slots, self._side)
         self._dialect_name = dialect
         self._dialect: Dialect | None = None
@@ -85,6 +86,11 @@ class OpenAIBackend:
         self._home = Home() if client is not None else None
         self.note_loop()
         after_fork(self._start_afresh)
+
+    @property
+    def base_url(self) -> str:
+        """The API's URL."""
+        return self._link.base_url
 
     async def caps(self) -> Caps:
         """What the server can do. Asks it until that succeeds once; later requests may add notes.
@@ -161,10 +167,14 @@ class OpenAIBackend:
         self._pacer.settle(conversation)
         return self._dialect is not None and self._dialect.committed(conversation)
 
-    async def deliver(self, conversation: str) -> None:
+    async def deliver(self, conversation: str) -> bool:
         """Bring what was warmed on the lookahead server to the agent's. See `Backend.deliver`."""
+        return self._dialect is not None and await self._at_home(self._dialect.deliver(conversation))
+
+    def undelivered(self, conversation: str) -> None:
+        """The last `committed` is taken back. See `Backend.undelivered`."""
         if self._dialect is not None:
-            await self._at_home(self._dialect.deliver(conversation))
+            self._dialect.undelivered(conversation)
 
     def release(self, conversation: str) -> None:
         """Free what the conversation holds."""
@@ -188,6 +198,10 @@ class OpenAIBackend:
     async def count(self, messages: Sequence[Wire], prompt: Prompt) -> int | None:
         """Tokens of a request with these messages by the server's tokenizer, or None."""
         return await self._at_home(self._count(Ask("", chat.conversation(messages, prompt), prompt)))
+
+    def spent(self, conversation: str) -> Usage:
+        """What its lookahead requests have computed and generated so far. See `Backend.spent`."""
+        return self._pacer.spent.of(conversation)
 
     @property
     def stats(self) -> tuple[ServingStats, PacerStats]:

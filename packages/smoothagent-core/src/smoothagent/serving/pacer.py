@@ -33,6 +33,7 @@ from smoothagent.serving.credit import Credit
 from smoothagent.serving.others import LOOK_AGAIN, Load, Others, Watch
 from smoothagent.serving.piece import Grant, Piece, Ticket
 from smoothagent.serving.sizes import PieceSizes
+from smoothagent.serving.spent import Spent
 from smoothagent.serving.wakeups import Wakeups
 
 log = logging.getLogger("smoothagent")
@@ -92,6 +93,7 @@ class Pacer:
         self.watch = watch
         self.foreign_patience = foreign_patience
         self.stats = PacerStats()
+        self.spent = Spent()
         self.sizes = PieceSizes(idle_piece, decode_piece)
         self.reset()
 
@@ -167,6 +169,7 @@ class Pacer:
         with self._lock:
             self._accrue()
             self._promoted.discard(conversation)
+            self.spent.forget(conversation)
             del self._arrived[conversation], self._decoding[conversation]
             self._pause_begins()
         self._wakeups.call(self._wakeups.wake)
@@ -189,6 +192,17 @@ class Pacer:
             elsewhere: it runs on a server of its own.
         """
         return Piece(self, Ticket(conversation, kind, least, at_rest, elsewhere))
+
+    async def clear(self) -> None:
+        """Wait until no main request of this process awaits its first token: even small ones would be in its way."""
+        loop = asyncio.get_running_loop()
+        while True:
+            with self._lock:
+                if loop is not self._wakeups.loop:
+                    self._move_to(loop)
+                if not self._arrived:
+                    return
+            await self._wakeups.sleep(None)
 
     async def admit(self, ticket: Ticket) -> Grant:
         """Wait until ``ticket`` may run, and take the place; `finish` gives it back."""
@@ -223,6 +237,7 @@ class Pacer:
     def finish(self, grant: Grant, seconds: float, *, cut_short: bool) -> None:
         """The piece has ended after ``seconds``: charge it, let the next one in."""
         with self._lock:
+            self.spent.add(grant.conversation, grant.kind, grant.done_tokens)
             if grant is not self._granted:
                 return  # of a loop that is gone
             self._granted = None
@@ -231,7 +246,7 @@ class Pacer:
             self.stats.pieces += 1
             self.stats.preempted += grant.preempted
             if not cut_short:
-                self.sizes.observe(grant.kind, grant.beside_decode, grant.done_tokens, seconds)
+                self.sizes.observe(grant, seconds)
             if grant.beside_decode:
                 tokens = grant.tokens if cut_short else grant.done_tokens
                 self._credit.charge(self.sizes.added(grant.kind, tokens, seconds) - grant.paid)
@@ -359,9 +374,10 @@ class Pacer:
                     ticket.least,
                     shared=self._others.shared(self._wakeups.now),
                     elsewhere=ticket.elsewhere,
-                    decoding=bool(self._decoding),
+                    # A copy of main's KV can be made in tool time only, however short that is.
+                    decoding=bool(self._decoding) and not any(t.at_rest for t in self._queue),
                 )
-            grant = Grant(ticket.kind, size, beside)
+            grant = Grant(ticket.conversation, ticket.kind, size, beside, elsewhere=ticket.elsewhere)
             if beside:
                 # Paid in advance, so that what accrues meanwhile is not lost to the cap; `finish` settles.
                 grant.paid = self._need(ticket)

@@ -37,15 +37,20 @@ class Grant:
     """Leave to run one piece.
 
     Attributes:
+        conversation: whose work it is.
+        kind: what it does.
         tokens: the most the piece may prefill or decode.
-        beside_decode: a main request decodes meanwhile.
+        beside_decode: a main request decodes meanwhile, in the same steps.
+        elsewhere: it runs on another server.
         preempted: a main request arrived: the piece was cancelled and is to be done again.
         paid: seconds of credit it was let in for.
     """
 
+    conversation: str
     kind: Kind
     tokens: int
     beside_decode: bool
+    elsewhere: bool = False
     preempted: bool = False
     paid: float = 0.0
     done_tokens: int = field(default=0, init=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from smoothagent.serving.costs import Kind, PieceCosts
+from smoothagent.serving.piece import Grant
 
 FIRST_PREFILL, FIRST_DECODE = 16, 2
 """Tokens of the first piece of a kind, when nothing is known of the server's speed."""
@@ -30,16 +31,17 @@ class PieceSizes:
 
     def __init__(self, idle_piece: float, decode_piece: float) -> None:
         self.idle_piece, self.decode_piece = idle_piece, decode_piece
-        self._costs = PieceCosts()
+        self._costs, self._elsewhere = PieceCosts(), PieceCosts()
         self.reset()
 
     def reset(self) -> None:
         """Forget the tool times; what was learnt of the server stays."""
         self._pauses: deque[float] = deque(maxlen=PAUSES_KEPT)
 
-    def observe(self, kind: Kind, beside: bool, tokens: int, seconds: float) -> None:
-        """A piece of ``tokens`` took ``seconds``."""
-        self._costs.observe(kind, beside, tokens, seconds)
+    def observe(self, grant: Grant, seconds: float) -> None:
+        """A piece took ``seconds``."""
+        costs = self._elsewhere if grant.elsewhere else self._costs
+        costs.observe(grant.kind, grant.beside_decode, grant.done_tokens, seconds)
 
     def paused(self, seconds: float) -> None:
         """A tool time lasted ``seconds``."""
@@ -86,7 +88,7 @@ class PieceSizes:
             seconds = min([self.idle_piece, *(p * SHARE_OF_PAUSE for p in self._pauses)])
             if shared:
                 seconds = min(seconds, self.idle_piece / 2)
-        cost = self._costs.idle(kind)
+        cost = (self._elsewhere if elsewhere else self._costs).idle(kind)
         tokens = cost.tokens(seconds)
         size = FIRST_DECODE if kind is Kind.DECODE else FIRST_PREFILL
         if tokens is not None:

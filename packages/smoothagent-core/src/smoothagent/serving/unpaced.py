@@ -10,6 +10,7 @@ from smoothagent.serving.costs import Kind
 from smoothagent.serving.others import Watch
 from smoothagent.serving.pacer import Pacer, PacerStats
 from smoothagent.serving.piece import Grant
+from smoothagent.serving.spent import Spent
 
 
 class Unpaced:
@@ -17,6 +18,7 @@ class Unpaced:
 
     def __init__(self) -> None:
         self.stats = PacerStats()
+        self.spent = Spent()
         self.watch: Watch | None = None
 
     def main_arrived(self, conversation: str) -> None:
@@ -35,16 +37,24 @@ class Unpaced:
         """Nothing to do."""
 
     def forget(self, conversation: str) -> None:
-        """Nothing to do."""
+        """The conversation is over."""
+        self.spent.forget(conversation)
+
+    async def clear(self) -> None:
+        """Always."""
 
     @contextlib.asynccontextmanager
     async def piece(
         self, conversation: str, kind: Kind, *, least: int = 1, at_rest: bool = False, elsewhere: bool = False
     ) -> AsyncGenerator[Grant]:
         """Leave for everything at once."""
-        del conversation, least, at_rest, elsewhere
+        del least, at_rest, elsewhere
         self.stats.pieces += 1
-        yield Grant(kind, sys.maxsize, beside_decode=False)
+        grant = Grant(conversation, kind, sys.maxsize, beside_decode=False)
+        try:
+            yield grant
+        finally:
+            self.spent.add(conversation, kind, grant.done_tokens)
 
 
 Pacing = Pacer | Unpaced

@@ -133,8 +133,13 @@ class Dialect(ABC):
         del conversation
         return False
 
-    async def deliver(self, conversation: str) -> None:
+    async def deliver(self, conversation: str) -> bool:
         """As `Backend.deliver`."""
+        del conversation
+        return False
+
+    def undelivered(self, conversation: str) -> None:
+        """As `Backend.undelivered`."""
         del conversation
 
     def release(self, conversation: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -23,6 +24,8 @@ from smoothagent.serving.piece import Grant
 from smoothagent.serving.slots import SLOTS_PER_CONVERSATION, Lease, SlotTable
 from smoothagent.serving.unpaced import Pacing
 
+PROOF = 16
+"""Tokens that are evaluated to find out whether KV can be handed over: an empty slot would prove nothing."""
 WORTH_COPYING = 64
 """Tokens that a copy of main's KV must save: it takes about as long as evaluating a few."""
 
@@ -39,9 +42,14 @@ class LlamaCpp(Dialect):
         self._sees_slots = False
         self._copies = Copies(self.notes)
         self._proved = False
+        self._warmed_on: dict[str, SlotWork] = {}
         self._agents = SlotWork(link, Holdings(self._note_loss))
         self._lookahead = self._agents
         if options.lookahead is not None:
+            if options.lookahead.root == link.root:
+                raise ConfigurationError(
+                    f"lookahead_url={options.lookahead.base_url!r} is the agent's own server: leave it out"
+                )
             self._lookahead = SlotWork(options.lookahead, Holdings(self._note_loss), elsewhere=True)
 
     @property
@@ -68,19 +76,19 @@ class LlamaCpp(Dialect):
                 f"lookahead): nothing is warmed. Start the server with --parallel 3 or more, a multiple of three."
             )
         if self._lookahead is not self._agents:
-            await self._compare(props, max(allowed, default=0) + 1)
+            await self._compare(props)
         await self._copies.probe(self._agents, self._lookahead)
 
-    async def _compare(self, props: Mapping[str, Any], slots: int) -> None:
-        """Whether the lookahead server is the agent's server once more.
+    async def _compare(self, props: Mapping[str, Any]) -> None:
+        """Whether the lookahead server is the agent's server once more, as far as the two tell.
 
         Raises:
-            ConfigurationError: it has another model, template or window, or too few slots.
+            ConfigurationError: it has another model, template, window or number of slots.
         """
         link = self._lookahead.link
         try:
             theirs = mapping(await link.get("~/props"))
-            models = [_weights(await side.get("/models")) for side in (self.link, link)]
+            models = [await side.get("/models") for side in (self.link, link)]
         except BackendError as error:
             self._lookahead = self._agents
             self.notes["lookahead"] = (
@@ -88,23 +96,13 @@ class LlamaCpp(Dialect):
                 "on the agent's own server."
             )
             return
-        ours = {"n_ctx": self._window, "chat_template": props.get("chat_template"), "model": models[0]}
-        other = {
-            "n_ctx": whole(mapping(theirs.get("default_generation_settings")).get("n_ctx")),
-            "chat_template": theirs.get("chat_template"),
-            "model": models[1],
-        }
+        ours, other = _settings(props, models[0]), _settings(theirs, models[1])
         for name, value in ours.items():
             if other[name] != value:
                 raise ConfigurationError(
                     f"lookahead_url={link.base_url!r}: its {name} is {str(other[name])[:80]!r} and that of the agent's "
                     f"server {self.link.base_url} is {str(value)[:80]!r}; start both with the same model and settings"
                 )
-        if (whole(theirs.get("total_slots")) or 1) < slots:
-            raise ConfigurationError(
-                f"lookahead_url={link.base_url!r} has {theirs.get('total_slots')} slots: start it with --parallel "
-                f"{slots} as the agent's server, since a slot has the same number on both"
-            )
 
     async def _probe_slots(self) -> None:
         try:
@@ -123,6 +121,8 @@ class LlamaCpp(Dialect):
             prefill=self.options.warm is not False and "parallel" not in self.notes,
             tokenize=True,
             cached_tokens=True,
+            # Beside the agent's own decoding it would be paid for with that.
+            follows_answers=self._copies.linked,
             window=self._window,
             notes=tuple(self.notes.values()),
         )
@@ -159,18 +159,30 @@ class LlamaCpp(Dialect):
 
     def committed(self, conversation: str) -> bool:
         """The two slots swap. What the new lookahead slot holds is main's: unknown here."""
-        self.table.swap(conversation)
         lease = self.table.find(conversation)
-        if lease is None:
-            return False
+        warmed_on = self._warmed_on.pop(conversation, self._agents)
+        if lease is None or (warmed_on is self._lookahead is not self._agents and not self._copies.linked):
+            return False  # what was warmed cannot be brought here: main's slot has more of the new prompt than none
+        self.table.swap(conversation)
         self._agents.holdings.forget(lease.lookahead)
-        return self._copies.linked
+        return warmed_on is not self._agents
 
-    async def deliver(self, conversation: str) -> None:
+    async def deliver(self, conversation: str) -> bool:
         """Copy what the lookahead server has of the new main stream to the agent's server."""
         lease = self.table.find(conversation)
-        if lease is not None and self._copies.linked:
-            await self._copies.copy(self._lookahead, lease.main, self._agents, lease.main)
+        if lease is None or not self._copies.linked:
+            return False
+        slot = lease.main
+
+        def wanted() -> bool:
+            # It may be over, or called back, and the slot another's by now.
+            return self.table.find(conversation) is lease and lease.main == slot
+
+        return await self._copies.hand_over(self._lookahead, self._agents, slot, wanted)
+
+    def undelivered(self, conversation: str) -> None:
+        """The two slots swap back."""
+        self.table.swap(conversation)
 
     def release(self, conversation: str) -> None:
         """The slots are free again."""
@@ -178,6 +190,7 @@ class LlamaCpp(Dialect):
         if lease is not None:
             for site in (self._agents, self._lookahead):
                 site.holdings.forget(lease.main, lease.summary, lease.lookahead)
+        self._warmed_on.pop(conversation, None)
         self.table.release(conversation)
 
     # -- tokens ----------------------------------------------------------------------------
@@ -198,22 +211,25 @@ class LlamaCpp(Dialect):
         if not messages:
             return Usage()
         partial = partial and len(messages) == len(ask.messages)
-        await self._prove(ask.conversation, lease, pacer)
+        await pacer.clear()
         work = self._work
         ids = await work.rendering.prefix(Ask(ask.conversation, messages, ask.prompt), partial=partial)
         self._check_window(ids)
+        work = await self._proved_work(ask.conversation, lease, ids, pacer)
+        self._warmed_on[ask.conversation] = work
         await self._begin_from_main(work, ask.conversation, lease, ids, pacer)
         computed = await work.feed(ask.conversation, lease.lookahead, ids, pacer)
         self.stats.prefills += 1
         return Usage(prompt_tokens=len(ids), cached_tokens=max(0, len(ids) - computed))
 
-    async def _prove(self, conversation: str, lease: Lease, pacer: Pacing) -> None:
-        """Find out, before anything relies on it, whether the two servers save to the same folder."""
+    async def _proved_work(self, conversation: str, lease: Lease, ids: list[int], pacer: Pacing) -> SlotWork:
+        """Where the work is done, after the first few tokens have shown whether they can be handed over."""
         while self._copies.linked and not self._proved:
-            # Whatever little the slot holds by now: nothing that would be in anybody's way.
+            await self._lookahead.feed(conversation, lease.lookahead, ids[:PROOF], pacer)
             async with pacer.piece(conversation, Kind.COPY, elsewhere=True):
                 await self._copies.prove(self._lookahead, lease.lookahead, self._agents, lease.lookahead)
                 self._proved = True
+        return self._work
 
     async def _begin_from_main(
         self, work: SlotWork, conversation: str, lease: Lease, ids: list[int], pacer: Pacing
@@ -264,11 +280,12 @@ class LlamaCpp(Dialect):
             return await self._ask_in_one_piece(ask, pacer, max_tokens, self.table.spare(ask.conversation))
         if len(before_media(ask.messages)) < len(ask.messages):
             return await self._ask_in_one_piece(ask, pacer, max_tokens, lease.summary)
-        await self._prove(ask.conversation, lease, pacer)
+        await pacer.clear()
         work = self._work
         text = await work.rendering.text(ask, ask.messages, reply=True)
         ids = await work.rendering.ids(text)
         self._check_window(ids)
+        work = await self._proved_work(ask.conversation, lease, ids, pacer)
         slot, at_rest = await self._place(work, ask.conversation, lease, ids, pacer, extends_main=extends_main)
         computed = await work.feed(ask.conversation, slot, ids[:-1], pacer, at_rest=at_rest)
         answer = Answer(max_tokens, chat.fields(ask.prompt, sampling=True))
@@ -307,7 +324,7 @@ class LlamaCpp(Dialect):
         grant: Grant | None = None
         while grant is None or grant.preempted:
             async with pacer.piece(conversation, Kind.COPY, elsewhere=work.elsewhere) as grant:
-                held = await self._copies.restore(saving, work, lease.summary)
+                held = await self._copies.restore(saving, work, lease.summary, linked=work.elsewhere)
                 # Where the summary request leaves main's prompt is not known: the server's first answer tells.
                 work.holdings.guess(lease.summary, ids[:held])
         return lease.summary, False
@@ -356,6 +373,18 @@ def _decoded(slot: Mapping[str, Any]) -> int:
     state = slot.get("next_token")
     first = rows(cast("list[object]", state))[:1] if isinstance(state, list) else [mapping(state)]
     return whole(first[0].get("n_decoded")) or 0 if first else 0
+
+
+def _settings(props: Mapping[str, Any], models: object) -> dict[str, object]:
+    """What two servers must have in common for the one's KV to be the other's."""
+    path = props.get("model_path")
+    return {
+        "n_ctx": whole(mapping(props.get("default_generation_settings")).get("n_ctx")),
+        "chat_template": props.get("chat_template"),
+        "total_slots": whole(props.get("total_slots")),
+        "model": re.split(r"[/\\]", path)[-1] if isinstance(path, str) else None,
+        "weights": _weights(models),
+    }
 
 
 def _weights(models: object) -> object:

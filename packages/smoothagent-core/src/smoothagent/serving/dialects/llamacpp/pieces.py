@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,9 @@ from smoothagent.serving.dialects.llamacpp.holdings import SLACK, Holdings, Lost
 from smoothagent.serving.dialects.llamacpp.rendering import Rendering
 from smoothagent.serving.piece import Grant
 from smoothagent.serving.unpaced import Pacing
+
+LONGEST_SILENCE = 20.0
+"""Seconds of requests that a lookahead server may leave unanswered, all together, until it counts as hanging."""
 
 
 @dataclass(slots=True)
@@ -47,6 +51,7 @@ class SlotWork:
         link.close_each = True
         self.link, self.holdings, self.elsewhere = link, holdings, elsewhere
         self.rendering = Rendering(link)
+        self._silent = 0.0
 
     async def feed(self, conversation: str, slot: int, ids: list[int], pacer: Pacing, *, at_rest: bool = False) -> int:
         """Evaluate ``ids`` on ``slot``; returns how many tokens were computed."""
@@ -102,15 +107,18 @@ class SlotWork:
             self.holdings.put(slot, [*ids, *answer.tokens])
         return "limit"
 
-    async def save(self, slot: int) -> str:
-        """Save the slot's KV; returns the name of its file, which is overwritten by the next.
+    def file_of(self, slot: int) -> str:
+        """The name of the file that a slot is saved to, over the last one."""
+        return f"smoothagent-{re.sub('[^A-Za-z0-9]+', '-', self.link.root.partition('//')[2])}-slot{slot}.bin"
+
+    async def save(self, slot: int, name: str) -> int:
+        """Save the slot's KV; returns its tokens.
 
         Raises:
             BackendRefusedError: it could not be saved.
         """
-        name = f"smoothagent-{re.sub('[^A-Za-z0-9]+', '-', self.link.root.partition('//')[2])}-slot{slot}.bin"
-        await self.link.post(f"~/slots/{slot}?action=save", {"filename": name})
-        return name
+        saved = await self.link.post(f"~/slots/{slot}?action=save", {"filename": name})
+        return whole(saved.get("n_saved")) or 0
 
     async def restore(self, slot: int, name: str) -> int:
         """Replace the slot's KV by what was saved; returns the tokens now there.
@@ -132,30 +140,49 @@ class SlotWork:
             return "filename" in str(error).lower()
         return False
 
+    def _check_hangs(self) -> None:
+        if self.elsewhere and self._silent > LONGEST_SILENCE:
+            self._silent = 0.0
+            raise BackendUnreachableError(
+                f"the lookahead server at {self.link.base_url} has left {LONGEST_SILENCE:.0f} s of requests unanswered"
+            )
+
     async def _evaluate(
         self, slot: int, ids: list[int], *, expect: int, at_most: int, grant: Grant, answer: Answer | None = None
     ) -> Pass:
         """One streamed ``/completion``: evaluates ``ids`` and, with ``answer``, decodes on from there."""
         body: dict[str, Any] = {"prompt": ids, "id_slot": slot, "cache_prompt": True, "return_progress": True}
         body |= {"n_predict": 0} if answer is None else answer.request(at_most)
-        done, answered = Pass(), False
-        async with self.link.stream("~/completion", body) as events:
-            async for event in events:
-                answered = True
-                progress = event.get("prompt_progress")
-                if progress is not None:
-                    cached = whole(mapping(progress).get("cache")) or 0
-                    if expect - cached > at_most + SLACK:
-                        raise LostError(cached)
-                elif event.get("stop"):
-                    done.computed = whole(mapping(event.get("timings")).get("prompt_n")) or 0
-                    done.stop = str(event.get("stop_type") or "limit")
-                elif answer is not None:
-                    grant.report(answer.take(event))
+        done, answered, told = Pass(), False, 0
+        self._check_hangs()
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        try:
+            async with self.link.stream("~/completion", body) as events:
+                async for event in events:
+                    answered = True
+                    progress = event.get("prompt_progress")
+                    if progress is not None:
+                        cached = whole(mapping(progress).get("cache")) or 0
+                        if expect - cached > at_most + SLACK:
+                            raise LostError(cached)
+                        if answer is None:
+                            # As it comes: of a piece that is cut short, too, is known what it cost.
+                            computed = (whole(mapping(progress).get("processed")) or 0) - cached
+                            grant.report(max(0, computed - told))
+                            told = max(told, computed)
+                    elif event.get("stop"):
+                        done.computed = whole(mapping(event.get("timings")).get("prompt_n")) or 0
+                        done.stop = str(event.get("stop_type") or "limit")
+                    elif answer is not None:
+                        grant.report(answer.take(event))
+        finally:
+            # Arrivals that cut requests short must not hide a server that answers none.
+            self._silent = 0.0 if answered else self._silent + clock() - began
         if not answered:
             raise BackendProtocolError(f"POST {self.link.root}/completion answered no events; is this llama.cpp?")
         if done.stop is None:
             raise BackendUnreachableError(f"the stream of POST {self.link.root}/completion ended early")
         if answer is None:
-            grant.report(done.computed)
+            grant.report(max(0, done.computed - told))
         return done

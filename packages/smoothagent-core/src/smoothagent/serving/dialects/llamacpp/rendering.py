@@ -46,7 +46,11 @@ class Rendering:
         last = messages[-1]
         if partial:
             text = chat.text_of(last) or ""
-            longer = await self.text(ask, [*messages[:-1], chat.with_text(last, text + MARK)], reply=False)
+            grown = [*messages[:-1], chat.with_text(last, text + MARK)]
+            if last.get("role") == "assistant":
+                # As the history will have it, not as an answer that is being continued.
+                grown.append(_successor(last))
+            longer = await self.text(ask, grown, reply=False)
             # The text may go on in any way: its last token is held back.
             return (await self.ids(longer.partition(MARK)[0]))[:-1]
         if last.get("role") == "assistant" or not any(m.get("role") == "user" for m in messages):
