@@ -28,6 +28,7 @@ def main() -> int:
             [
                 *("uv", "pip", "install", "--quiet", "--python", python, "--resolution", "lowest-direct"),
                 *("--only-binary", ":all:", "--editable", ".[bench,langchain]", "--group", "test"),
+                *("--editable", "packages/smoothagent-langchain[bench,deepagents]"),
             ],
             ["uv", "pip", "list", "--python", python],
             [

@@ -18,7 +18,7 @@ import tempfile
 import time
 import tomllib
 import zipfile
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -29,19 +29,24 @@ PROBE = """
 import importlib, pkgutil, sys
 from importlib.metadata import distributions, entry_points
 
-packages = sys.argv[1:]
+optional, packages = sys.argv[1].split(","), sys.argv[2:]
 for name in packages:
     package = importlib.import_module(name)
     for module in pkgutil.walk_packages(package.__path__, name + "."):
-        if not module.name.endswith(".__main__"):
+        if not module.name.endswith(".__main__") and module.name not in optional:
             importlib.import_module(module.name)
 groups = [group for group in entry_points().groups if group.startswith("smoothagent.")]
 for group in groups:
     for entry in entry_points(group=group):
-        entry.load()
+        if entry.module not in optional:
+            entry.load()
 installed = len(list(distributions()))
 print(f"{len(packages)} packages imported, {len(groups)} entry point groups loaded, {installed} distributions")
 """
+
+
+OPTIONAL = {"smoothagent-langchain": {"bench": "harness", "deepagents": "deepagents"}}
+"""Extras of a member, by the module that needs what they bring: imported only where the extra is installed."""
 
 
 class CheckError(Exception):
@@ -123,13 +128,13 @@ def check_installed_from(wheels: list[Path], site: Path) -> list[str]:
     return packages
 
 
-def check_extra(extra: str | None, wheels: list[Path], meta: Path, keep: Path | None) -> str:
-    """Install `smoothagent[extra]` into an empty environment and try it."""
-    label = extra or "plain"
-    with empty_environment(keep, label) as venv:
+def check_extras(wheel: Path, extras: Sequence[str], wheels: list[Path], keep: Path | None) -> str:
+    """Install a distribution with extras into an empty environment and try all that is there."""
+    name = wheel.name.split("-")[0].replace("_", "-")
+    with empty_environment(keep, "-".join([name, *extras])) as venv:
         folder, python = venv.parent, venv / "bin" / "python"
-        wanted = f"smoothagent{f'[{extra}]' if extra else ''} @ {meta.as_uri()}"
-        links = str(meta.parent)
+        wanted = f"{name}[{','.join(extras)}] @ {wheel.as_uri()}"
+        links = str(wheel.parent)
         run(
             *("uv", "pip", "install", "--python", python, "--only-binary", ":all:", "--find-links", links),
             *("--refresh-package", "smoothagent-core", wanted),
@@ -137,7 +142,13 @@ def check_extra(extra: str | None, wheels: list[Path], meta: Path, keep: Path | 
         )
         where = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder).strip()
         packages = check_installed_from(wheels, Path(where))
-        imported = run(python, "-W", "error", "-c", PROBE, *packages, cwd=folder).strip()
+        optional = [
+            f"{member.replace('-', '_')}.{module}"
+            for member, modules in OPTIONAL.items()
+            for extra, module in modules.items()
+            if not (member == name and extra in extras)
+        ]
+        imported = run(python, "-W", "error", "-c", PROBE, ",".join(optional), *packages, cwd=folder).strip()
         run(venv / "bin" / "smoothagent", "--help", cwd=folder)
         return imported
 
@@ -159,10 +170,14 @@ def main() -> int:
             meta = next(wheel for wheel in wheels if wheel.name.startswith("smoothagent-"))
             check_meta(meta)
             print(f"built {', '.join(wheel.name for wheel in wheels)}")
-            for extra in [None, *extras]:
+            asked: list[tuple[Path, list[str]]] = [(meta, []), *((meta, [extra]) for extra in extras)]
+            for member, modules in OPTIONAL.items():
+                prefix = f"{member.replace('-', '_')}-"
+                asked.append((next(w for w in wheels if w.name.startswith(prefix)), list(modules)))
+            for wheel, given in asked:
                 start = time.monotonic()
-                found = check_extra(extra, wheels, meta, keep)
-                print(f"smoothagent{f'[{extra}]' if extra else ''}: {found} ({time.monotonic() - start:.1f} s)")
+                found = check_extras(wheel, given, wheels, keep)
+                print(f"{wheel.name} {given}: {found} ({time.monotonic() - start:.1f} s)")
         except CheckError as error:
             print(error, file=sys.stderr)
             return 1

@@ -9,7 +9,7 @@ import pytest
 
 from conversations import Conversation, runtime_of, steady
 from scripted import ScriptedBackend
-from smoothagent import BackendRefusedError, KeepRecent, LookaheadRuntime, Prompt
+from smoothagent import BackendRefusedError, Budget, KeepRecent, Ledger, LookaheadRuntime, Prompt
 from virtual_clock import run_virtual
 
 WORDS = ["It defines add, and nothing else that matters here. "] * 6
@@ -61,7 +61,21 @@ def test_a_volatile_tail_is_not_repeated_so_nothing_stands_behind_it() -> None:
     assert all(m[-1]["role"] != "assistant" or m[-1]["content"] not in "".join(WORDS) for m in seen)
 
 
-def test_a_server_that_refuses_is_asked_no_more_and_the_agent_goes_on() -> None:
+def test_where_it_would_cost_the_agent_something_answers_are_not_followed() -> None:
+    _, seen = answered(ScriptedBackend(delay=0.1, follows=False))
+    assert not seen, "not even the user's message is warmed before the answer is there"
+
+
+def test_thoughts_are_not_part_of_the_next_prompt() -> None:
+    words = ["<think>Let me see what this file could be about, then.", " Hm, a lot. " * 8, "</think>", *WORDS]
+    _, seen = answered(ScriptedBackend(delay=0.1), words=words)
+    partial = [m[-1]["content"] for m in seen if m[-1]["role"] == "assistant" and "defines" in m[-1]["content"]]
+    assert partial
+    assert all("".join(WORDS).startswith(text.lstrip()) for text in partial)
+    assert not any("think" in str(m[-1]["content"]) for m in seen)
+
+
+def test_a_server_that_refuses_answers_is_still_warmed_for_the_rest() -> None:
     server = ScriptedBackend(delay=0.1)
 
     async def main() -> None:
@@ -70,18 +84,44 @@ def test_a_server_that_refuses_is_asked_no_more_and_the_agent_goes_on() -> None:
         await conversation.run(steady(7))
         await runtime.aon_commit(conversation.given())
         server.fault = lambda kind, n: BackendRefusedError("no", status=400) if kind == "prefill" else None
+        before = len(server.sent)
         async with runtime.main_request() as request:
             for word in WORDS:
                 request.text(word)
                 await asyncio.sleep(1)
+        assert len(server.sent) - before == 1, "it is asked no more"
+        server.fault = lambda kind, n: None
         conversation.add({"role": "assistant", "content": "a"})
         conversation.hook(1)
+        await asyncio.sleep(3)
+        assert server.sent[-1].messages[-1] == {"role": "assistant", "content": "a"}
         await runtime.aon_commit([*conversation.given(), {"role": "user", "content": "next"}])
         assert runtime.last_commit is not None
+        assert runtime.last_commit.kind == "lookahead"
         await runtime.aclose()
 
     run_virtual(main())
-    assert sum(s.kind == "prefill" for s in server.sent) >= 1
+
+
+def test_a_budget_that_is_spent_ends_it() -> None:
+    server = ScriptedBackend(delay=0.1)
+
+    async def main() -> None:
+        ledger = Ledger(Budget(max_background_tokens=1_000_000))
+        runtime: LookaheadRuntime[Any] = runtime_of(KeepRecent(2, at_turns=8), server, ledger=ledger)
+        conversation = Conversation(runtime, server)
+        await conversation.run(steady(7))
+        await runtime.aon_commit(conversation.given())
+        ledger.add(prefilled_tokens=1_000_000)
+        before = len(server.sent)
+        async with runtime.main_request() as request:
+            for word in WORDS:
+                request.text(word)
+                await asyncio.sleep(1)
+        assert len(server.sent) == before
+        await runtime.aclose()
+
+    run_virtual(main())
 
 
 @pytest.mark.parametrize("text", ["", "a"])

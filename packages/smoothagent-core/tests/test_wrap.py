@@ -72,8 +72,8 @@ WHOLE = {
 }
 
 
-def chunk(text: str | None, usage: Any = None) -> dict[str, Any]:
-    choices = [] if text is None else [{"index": 0, "delta": {"content": text}, "finish_reason": None}]
+def chunk(text: str | None, usage: Any = None, index: int = 0) -> dict[str, Any]:
+    choices = [] if text is None else [{"index": index, "delta": {"content": text}, "finish_reason": None}]
     return {
         "id": "c",
         "object": "chat.completion.chunk",
@@ -94,6 +94,7 @@ class Server:
 
     bodies: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     status: int = 200
+    answers: int = 1
 
     def __call__(self, request: httpx2.Request) -> httpx2.Response:
         body = json.loads(request.content)
@@ -101,7 +102,8 @@ class Server:
         if self.status != 200:
             return httpx2.Response(self.status, json={"error": {"message": "no"}})
         if body.get("stream"):
-            content = streamed(chunk(None), chunk("h"), chunk("i"), chunk(None, USAGE))
+            text = [chunk(t, index=i) for t in "hi" for i in range(self.answers)]
+            content = streamed(chunk(None), *text, chunk(None, USAGE))
             return httpx2.Response(200, content=content, headers={"content-type": "text/event-stream"})
         return httpx2.Response(200, json=WHOLE)
 
@@ -117,6 +119,15 @@ class Server:
 ASK: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
 READ = Usage(12, 3, 8)
 TOLD = ["started", "first", READ, "done"]
+
+
+@pytest.mark.parametrize(("answers", "heard"), [(1, "hi"), (2, "h")])
+def test_text_is_told_as_it_streams_until_there_are_several_answers(answers: int, heard: str) -> None:
+    server, host = Server(answers=answers), Host()
+    client: Any = wrap(server.sync(), host.request)
+    assert len(list(client.chat.completions.create(**ASK, stream=True))) == 2 + 2 * answers
+    assert "".join(host.heard) == heard
+    client.close()
 
 
 def test_the_openai_client() -> None:

@@ -57,11 +57,12 @@ def paired(body: dict[str, Any]) -> bool:
     return not waiting
 
 
-@pytest.mark.parametrize("hang", [7, 11])
+@pytest.mark.parametrize("hang", [7, 9])
 def test_a_killed_agent_loses_nothing_and_finds_no_wrong_prefix(tmp_path: Path, hang: int) -> None:
-    # Lookahead requests are held from the call on that the process is killed in, so that it dies in the middle of one.
+    # Lookahead requests, of which the first comes after the seventh call, are never answered: it dies in the middle of
+    # one, at once or while it goes on beside it.
     server = AgentServer(turns=TURNS)
-    server.hold_from = hang
+    server.hold_from = 7
     with serving(server):
         process = started(server, tmp_path / "one.db", hang)
         try:

@@ -33,12 +33,18 @@ def find_harness(name: str) -> Harness:
     """The harness registered by a name.
 
     Raises:
-        ConfigurationError: there is none; names those there are.
+        ConfigurationError: there is none, naming those there are; or it lacks a package.
     """
     found = {e.name: e for e in entry_points(group=GROUP)}
     if name not in found:
         raise ConfigurationError(f"unknown harness {name!r}: installed are {', '.join(sorted(found)) or 'none'}")
-    return found[name].load()()
+    try:
+        return found[name].load()()
+    except ModuleNotFoundError as error:
+        distribution = getattr(found[name].dist, "name", "its package")
+        raise ConfigurationError(
+            f"the harness {name!r} needs {error.name}, which is not installed: pip install '{distribution}[bench]'"
+        ) from error
 
 
 class PlainHarness:
