@@ -24,6 +24,7 @@ def answered(
         runtime: LookaheadRuntime[Any] = runtime_of(KeepRecent(2, at_turns=8), server, prompt or Prompt())
         conversation = Conversation(runtime, server)
         await conversation.run(steady(7))
+        await asyncio.sleep(3)  # the last segment is warm
         conversation.add({"role": "user", "content": "and now?"})
         view = await runtime.aon_commit(conversation.given())
         assert runtime.last_commit is None
@@ -82,6 +83,7 @@ def test_a_server_that_refuses_answers_is_still_warmed_for_the_rest() -> None:
         runtime: LookaheadRuntime[Any] = runtime_of(KeepRecent(2, at_turns=8), server)
         conversation = Conversation(runtime, server)
         await conversation.run(steady(7))
+        await asyncio.sleep(3)  # the last segment is warm
         await runtime.aon_commit(conversation.given())
         server.fault = lambda kind, n: BackendRefusedError("no", status=400) if kind == "prefill" else None
         before = len(server.sent)
@@ -111,6 +113,7 @@ def test_a_budget_that_is_spent_ends_it() -> None:
         runtime: LookaheadRuntime[Any] = runtime_of(KeepRecent(2, at_turns=8), server, ledger=ledger)
         conversation = Conversation(runtime, server)
         await conversation.run(steady(7))
+        await asyncio.sleep(3)  # the last segment is warm
         await runtime.aon_commit(conversation.given())
         ledger.add(prefilled_tokens=1_000_000)
         before = len(server.sent)
