@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,8 @@ def test_a_backend_of_ones_own_is_used_for_its_own_server_only() -> None:
             model_of(server), [tool_of(server)], middleware=[Elsewhere(), middleware], checkpointer=InMemorySaver()
         )
         agent.invoke({"messages": [HumanMessage("the task")]}, CONFIG)
+        middleware.threads.pool.close()
+        asyncio.run(backend.aclose())
     assert server.main
     assert all(b["id_slot"] == 7 for b in server.main)
     assert other.main

@@ -23,9 +23,12 @@ from smoothagent.errors import (
     PromptTooLongError,
     RateLimitedError,
 )
+from smoothagent.waiting import wrapped
 
 T = TypeVar("T")
 
+_CLOSE_WITHIN = 5.0
+"""Seconds that closing a client on another loop may take."""
 LONGEST_PAUSE = 300.0
 """Seconds; the most that background calls are suspended after a 429 without ``Retry-After``."""
 
@@ -164,11 +167,16 @@ class Connection:
             await stream.close()
 
     async def aclose(self) -> None:
-        """Close the own client; one that was given stays open."""
-        here = self._own.pop(asyncio.get_running_loop(), None)
-        self._own.clear()
-        if here is not None and self._given is None:
-            await here.close()
+        """Close the own clients, each on the loop it lives on; one that was given stays open."""
+        clients, self._own = self._own, {}
+        if self._given is not None:
+            return
+        for loop, client in clients.items():
+            if loop is asyncio.get_running_loop():
+                await client.close()
+            elif loop.is_running():
+                closing = asyncio.run_coroutine_threadsafe(client.close(), loop)
+                await asyncio.wait({wrapped(closing)}, timeout=_CLOSE_WITHIN)
 
     def forget(self) -> None:
         """Leave open connections alone, as in a forked child."""
