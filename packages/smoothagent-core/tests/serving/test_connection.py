@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import email.utils
+import gc
+import threading
 import time
 from typing import Any
 
 import httpx2
 import pytest
+from openai import AsyncOpenAI
 
 from serving.fake_chat import FakeChat
 from serving.fake_http import BASE
@@ -251,3 +254,39 @@ def test_the_own_client_is_closed_and_a_given_one_is_not() -> None:
         await given.close()
 
     asyncio.run(main())
+
+
+def test_one_that_is_dropped_unclosed_closes_its_clients() -> None:
+    async def main() -> None:
+        link = Connection("http://127.0.0.1:9/v1", None, "x", 5.0)
+        client = link._open()  # pyright: ignore[reportPrivateUsage]
+        assert not client.is_closed()
+        del link
+        gc.collect()
+        await asyncio.sleep(0.1)
+        assert client.is_closed()
+
+    asyncio.run(main())
+
+
+def test_closing_closes_the_clients_of_other_loops_on_theirs() -> None:
+    link = Connection("http://127.0.0.1:9/v1", None, "x", 5.0)
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+
+    async def opened() -> AsyncOpenAI:
+        return link._open()  # pyright: ignore[reportPrivateUsage]
+
+    there = asyncio.run_coroutine_threadsafe(opened(), loop).result(5)
+
+    async def main() -> None:
+        here = link._open()  # pyright: ignore[reportPrivateUsage]
+        await link.aclose()
+        assert here.is_closed()
+        assert there.is_closed()
+
+    asyncio.run(main())
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(5)
+    loop.close()

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import email.utils
 import re
+import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, NoReturn, TypeVar, cast
@@ -86,6 +87,9 @@ class Connection:
         self._api_key = api_key
         self._given = client
         self._own: dict[asyncio.AbstractEventLoop, AsyncOpenAI] = {}
+        if client is None:
+            # One that is dropped without `aclose` must not leave connections open.
+            weakref.finalize(self, _let_go, self._own).atexit = False
         self._suspended_until = float("-inf")
         self._strikes = 0
 
@@ -168,7 +172,8 @@ class Connection:
 
     async def aclose(self) -> None:
         """Close the own clients, each on the loop it lives on; one that was given stays open."""
-        clients, self._own = self._own, {}
+        clients = dict(self._own)
+        self._own.clear()
         if self._given is not None:
             return
         for loop, client in clients.items():
@@ -286,6 +291,23 @@ class Connection:
                 raise BackendProtocolError(
                     f"{what} did not answer in JSON ({error}); is this the right server?"
                 ) from error
+
+
+_closing: set[asyncio.Task[None]] = set()
+
+
+def _let_go(clients: Mapping[asyncio.AbstractEventLoop, AsyncOpenAI]) -> None:
+    """Close the clients of a connection that was dropped; called by the garbage collector, anywhere."""
+
+    def close(client: AsyncOpenAI) -> None:
+        task = asyncio.ensure_future(client.close())
+        _closing.add(task)
+        task.add_done_callback(_closing.discard)
+
+    for loop, client in tuple(clients.items()):
+        with contextlib.suppress(RuntimeError):  # closed
+            if loop.is_running():
+                loop.call_soon_threadsafe(close, client)
 
 
 def refusal(what: str, status: int, body: object, message: str) -> BackendError:
