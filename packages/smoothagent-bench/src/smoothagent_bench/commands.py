@@ -204,6 +204,8 @@ def _execute(order: Order, console: Console, *, fresh: bool) -> int:
             if order.base_url is None
             else f"{server.model} at {server.base_url}"
         )
+        if server.lookahead_url is not None:
+            where += ", and a second server with the same model for the lookahead work"
         report = write_reports(
             rows,
             order.out,

@@ -165,8 +165,7 @@ class SummarizationMiddleware(BuiltIn):
         facts = strategy.facts
         if not facts.session or request.state.get("_summarization_session_id"):
             facts.session = super()._get_session_id(request.state)
-        counted = self._count_tokens(effective, request.system_message, request.tools)
-        facts.apart = max(0, counted - self.token_counter(effective))
+        facts.apart = self._count_tokens([], request.system_message, request.tools)
         return _Turn(thread, strategy, lead_of(thread, request), effective)
 
     def _strategy(self, model: BaseChatModel) -> DeepSummaries:
