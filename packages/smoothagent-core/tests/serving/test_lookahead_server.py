@@ -53,6 +53,7 @@ def test_what_was_warmed_there_is_here_after_the_commit_and_a_second_time() -> N
         await main_call(agents, b, [SYSTEM, USER])
         computed_here = agents.evaluated
         for number in range(3):
+            b._pacer.sizes.paused(0.1)  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue, reportUnknownMemberType]
             view = [SYSTEM, {"role": "user", "content": f"Summary {number}: " + "all is well. " * 30}]
             usage = await cycle(view)
             warm = tokens_of(
@@ -62,6 +63,25 @@ def test_what_was_warmed_there_is_here_after_the_commit_and_a_second_time() -> N
             assert usage.prompt_tokens - len(warm) + computed_here == agents.evaluated, "nothing was prefilled here"
             computed_here = agents.evaluated
         assert not agents.bodies("/completion")
+
+    run_virtual(main())
+
+
+def test_in_long_tool_times_the_agents_own_server_does_it_with_all_its_threads() -> None:
+    agents, side = FakeLlama(), FakeLlama()
+    b = pair(agents, side)
+
+    async def main() -> None:
+        await b.caps()
+        for _ in range(2):
+            await main_call(agents, b, [SYSTEM, USER])
+            await asyncio.sleep(2)
+        await b.prefill("c", VIEW, PROMPT)
+        assert await b.prefill("c", [*VIEW, {"role": "assistant", "content": "It"}], PROMPT, partial=True) == Usage()
+        assert not busy(side)
+        assert not b.committed("c"), "it is where requests go"
+        usage = await main_call(agents, b, VIEW)
+        assert usage.cached_tokens == len(tokens_of(rendered(agents, VIEW, reply=False), special=True))
 
     run_virtual(main())
 
@@ -255,6 +275,11 @@ def test_what_was_warmed_there_is_not_committed_to_once_it_cannot_be_brought() -
         before = b.route("c", Stream.MAIN)
         assert not b.committed("c")
         assert b.route("c", Stream.MAIN) == before
+        # What is warmed after that is warmed here, and committed to.
+        await b.prefill("c", VIEW, PROMPT)
+        assert not b.committed("c")
+        usage = await main_call(agents, b, VIEW)
+        assert usage.cached_tokens == len(tokens_of(rendered(agents, VIEW, reply=False), special=True))
 
     run_virtual(main())
 

@@ -269,6 +269,7 @@ class OpenAIBackend:
                     self._pacer = Unpaced()
                 if self._pacer.watch is None:
                     self._pacer.watch = dialect.load
+                self._pacer.begin()
                 self._dialect = dialect
         return self._dialect
 

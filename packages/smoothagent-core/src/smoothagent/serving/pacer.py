@@ -40,6 +40,8 @@ log = logging.getLogger("smoothagent")
 
 BETWEEN_PIECES = 0.25
 """Seconds after a piece within which the next one of the same work is to be expected."""
+LONG_PAUSE = 1.0
+"""Seconds of tool time from which on it is taken to be long."""
 HOLD = 5.0
 """Seconds that work waits for tool time, where the last one sufficed, before it runs beside a decode after all."""
 
@@ -192,6 +194,18 @@ class Pacer:
             elsewhere: it runs on a server of its own.
         """
         return Piece(self, Ticket(conversation, kind, least, at_rest, elsewhere))
+
+    def begin(self) -> None:
+        """Pieces will be admitted on the running loop, whose clock measures tool times from now on."""
+        with self._lock:
+            if self._wakeups.loop is None:
+                self._move_to(asyncio.get_running_loop())
+
+    def has_long_pauses(self) -> bool:
+        """Whether tool time is long, and nobody else's: work then is best done where a piece gets all of the server."""
+        with self._lock:
+            pause = self.sizes.shortest_pause
+            return pause is not None and pause >= LONG_PAUSE and not self._others.shared(self._wakeups.now)
 
     async def clear(self) -> None:
         """Wait until no main request of this process awaits its first token: even small ones would be in its way."""

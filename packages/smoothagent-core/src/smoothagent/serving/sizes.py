@@ -47,6 +47,11 @@ class PieceSizes:
         """A tool time lasted ``seconds``."""
         self._pauses.append(seconds)
 
+    @property
+    def shortest_pause(self) -> float | None:
+        """Seconds of the shortest tool time of late; None where there was none yet."""
+        return min(self._pauses, default=None)
+
     def may_add(self, own_hurry: bool) -> float:
         """Seconds that one piece may add to a gap between tokens; more where only its own conversation waits."""
         return self.idle_piece if own_hurry else self.decode_piece

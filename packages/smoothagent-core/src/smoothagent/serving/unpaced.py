@@ -40,6 +40,13 @@ class Unpaced:
         """The conversation is over."""
         self.spent.forget(conversation)
 
+    def begin(self) -> None:
+        """Nothing to do."""
+
+    def has_long_pauses(self) -> bool:
+        """Nothing is known of them."""
+        return False
+
     async def clear(self) -> None:
         """Always."""
 

@@ -52,10 +52,19 @@ class LlamaCpp(Dialect):
                 )
             self._lookahead = SlotWork(options.lookahead, Holdings(self._note_loss), elsewhere=True)
 
-    @property
-    def _work(self) -> SlotWork:
-        """Where lookahead work is done. A slot has the same number on both servers."""
-        return self._lookahead if self._copies.linked else self._agents
+    def _work(self, conversation: str, pacer: Pacing) -> SlotWork:
+        """Where a conversation's lookahead work is done, until its commit. A slot has the same number on both servers.
+
+        In long tool times the agent's server has all its threads for it; else the lookahead server, which goes on
+        beside decoding.
+        """
+        chosen = self._warmed_on.get(conversation)
+        if not self._copies.linked:
+            chosen = self._agents
+        elif chosen is None:
+            chosen = self._agents if pacer.has_long_pauses() else self._lookahead
+        self._warmed_on[conversation] = chosen
+        return chosen
 
     async def probe(self) -> None:
         """Read ``/props``, ``/slots`` and whether slots can be saved."""
@@ -212,24 +221,30 @@ class LlamaCpp(Dialect):
             return Usage()
         partial = partial and len(messages) == len(ask.messages)
         await pacer.clear()
-        work = self._work
+        work = self._work(ask.conversation, pacer)
+        if partial and not work.elsewhere and messages[-1].get("role") == "assistant":
+            return Usage()  # beside the agent's own decoding it would be paid for with that
         ids = await work.rendering.prefix(Ask(ask.conversation, messages, ask.prompt), partial=partial)
         self._check_window(ids)
-        work = await self._proved_work(ask.conversation, lease, ids, pacer)
-        self._warmed_on[ask.conversation] = work
+        work = await self._proved_work(work, ask.conversation, lease, ids, pacer)
         await self._begin_from_main(work, ask.conversation, lease, ids, pacer)
         computed = await work.feed(ask.conversation, lease.lookahead, ids, pacer)
         self.stats.prefills += 1
         return Usage(prompt_tokens=len(ids), cached_tokens=max(0, len(ids) - computed))
 
-    async def _proved_work(self, conversation: str, lease: Lease, ids: list[int], pacer: Pacing) -> SlotWork:
+    async def _proved_work(
+        self, work: SlotWork, conversation: str, lease: Lease, ids: list[int], pacer: Pacing
+    ) -> SlotWork:
         """Where the work is done, after the first few tokens have shown whether they can be handed over."""
-        while self._copies.linked and not self._proved:
-            await self._lookahead.feed(conversation, lease.lookahead, ids[:PROOF], pacer)
+        while work.elsewhere and self._copies.linked and not self._proved:
+            await work.feed(conversation, lease.lookahead, ids[:PROOF], pacer)
             async with pacer.piece(conversation, Kind.COPY, elsewhere=True):
-                await self._copies.prove(self._lookahead, lease.lookahead, self._agents, lease.lookahead)
+                await self._copies.prove(work, lease.lookahead, self._agents, lease.lookahead)
                 self._proved = True
-        return self._work
+        if work.elsewhere and not self._copies.linked:
+            self._warmed_on[conversation] = self._agents
+            return self._agents
+        return work
 
     async def _begin_from_main(
         self, work: SlotWork, conversation: str, lease: Lease, ids: list[int], pacer: Pacing
@@ -281,11 +296,11 @@ class LlamaCpp(Dialect):
         if len(before_media(ask.messages)) < len(ask.messages):
             return await self._ask_in_one_piece(ask, pacer, max_tokens, lease.summary)
         await pacer.clear()
-        work = self._work
+        work = self._work(ask.conversation, pacer)
         text = await work.rendering.text(ask, ask.messages, reply=True)
         ids = await work.rendering.ids(text)
         self._check_window(ids)
-        work = await self._proved_work(ask.conversation, lease, ids, pacer)
+        work = await self._proved_work(work, ask.conversation, lease, ids, pacer)
         slot, at_rest = await self._place(work, ask.conversation, lease, ids, pacer, extends_main=extends_main)
         computed = await work.feed(ask.conversation, slot, ids[:-1], pacer, at_rest=at_rest)
         answer = Answer(max_tokens, chat.fields(ask.prompt, sampling=True))
