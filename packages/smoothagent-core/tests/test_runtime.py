@@ -8,7 +8,7 @@ import itertools
 import logging
 from collections.abc import Awaitable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar, cast
 
 import pytest
 from hypothesis import given
@@ -47,6 +47,7 @@ from smoothagent import (
     Offload,
     OffloadStore,
     OpenAICodec,
+    Pipeline,
     Prompt,
     SlidingWindow,
     Stream,
@@ -55,6 +56,7 @@ from smoothagent import (
 )
 from smoothagent.lane import LoopLane
 from smoothagent.record import Whole
+from smoothagent.remembered import remembered
 from virtual_clock import run_virtual
 
 STORE = OffloadStore("memory://runtime")
@@ -532,10 +534,93 @@ def test_each_message_is_counted_once_however_often_the_hooks_are_called() -> No
         for _ in range(20):
             await runtime.aon_commit(conversation.view)
             runtime.on_segment_boundary(conversation.view)
-        assert counter.asked == len(conversation.view)
+        assert counter.asked == len({(m["role"], m["content"]) for m in conversation.view})
         await runtime.aclose()
 
     run_virtual(main())
+
+
+class Asked(CharCounter):
+    """A tokenizer that is slow: in another process, perhaps."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str]] = []
+
+    def count(self, message: Any) -> int:
+        self.asked.append((message.role, message.text))
+        return super().count(message)
+
+
+class CountedAsItCommits(Conversation):
+    """Notes how many messages each commit hook has had counted."""
+
+    counted: ClassVar[list[int]] = []
+
+    async def ask(self, given: list[Any], turn: int) -> list[Any]:
+        counter = cast("Any", self.runtime)._conversation.counter._counter
+        before = len(counter.asked)
+        out = await super().ask(given, turn)
+        self.counted.append(len(counter.asked) - before)
+        return out
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        Offload(900, store=STORE, min_chars=100),
+        KeepRecent(2, at_turns=5),
+        SlidingWindow(3),
+        Summarize(900, keep=250, max_tokens=50),
+        Pipeline(Offload(900, store=STORE, min_chars=100), Summarize(1400, keep=250, max_tokens=50)),
+    ],
+    ids=lambda s: type(s).__name__,
+)
+def test_what_a_commit_sends_was_counted_ahead(strategy: LookaheadStrategy) -> None:
+    """What a lookahead made is counted on the lane: a tokenizer in another process took most of a hook's time."""
+    CountedAsItCommits.counted.clear()
+
+    async def main() -> Conversation:
+        counter, lane = Asked(), LoopLane(asyncio.get_running_loop())
+        server = ScriptedBackend(answer=oracle.answer)
+        runtime: LookaheadRuntime[Any] = LookaheadRuntime(
+            strategy, backend=server, tokens=counter, lane=lane, prompt=PROMPT
+        )
+        conversation = CountedAsItCommits(runtime, server)
+        await conversation.run(steady(14))
+        assert len(set(counter.asked)) == len(counter.asked)
+        await runtime.aclose()
+        return conversation
+
+    steps = run_virtual(main()).steps
+    kinds = [(step.report.kind if step.report else None) for step in steps]
+    assert kinds.count("lookahead") >= 2
+    counted = list(zip(kinds, CountedAsItCommits.counted, strict=True))[1:]  # the first hook sees the user's message
+    assert all(n == 0 for kind, n in counted if kind == "lookahead")
+    # Where a commit is due and not made yet, an output may be looked at that the next one was planned without.
+    assert all(n <= 1 for kind, n in counted if kind is None)
+
+
+def test_a_counter_is_asked_again_where_what_it_counted_has_gone() -> None:
+    counter = Asked()
+    known = remembered(counter)
+    picture = {"type": "image_url", "image_url": {"url": "data:" + "A" * 10_000}}
+    messages = [
+        Message("user", "text"),
+        Message("tool", "text", tool_call_id="c"),
+        Message("user", ({"type": "text", "text": "text"}, picture)),
+        Message("assistant", "text", extra={"reasoning_content": "because"}),
+        Message("assistant", "text"),
+        Message("user", "\ud800"),
+    ]
+    for _ in range(3):
+        assert [known.count(m) for m in messages] == [CharCounter().count(m) for m in messages]
+    assert len(counter.asked) == len(messages)
+    for i in range(10_000):
+        known.count(Message("user", str(i)))
+    known.count(messages[0])
+    assert len(counter.asked) == len(messages) + 10_001
+    assert remembered(known) is known
+    assert isinstance(remembered(EstimateCounter()), EstimateCounter)
 
 
 # ---- what is sent where ----------------------------------------------------------------------------------------------

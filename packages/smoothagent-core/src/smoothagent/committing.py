@@ -9,11 +9,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 from smoothagent.errors import SmoothAgentError
-from smoothagent.job import LookaheadJob, Natives
+from smoothagent.job import LookaheadJob
 from smoothagent.lookahead import Lookahead
 from smoothagent.machine import Command, CommitPoint, Committed, Do, Event, SynchronousFailed
 from smoothagent.message import Message, shared
 from smoothagent.model import LaneModel
+from smoothagent.natives import Natives
 from smoothagent.record import CommitReport
 from smoothagent.state import LookaheadState
 from smoothagent.strategy import Commit, LookaheadStrategy

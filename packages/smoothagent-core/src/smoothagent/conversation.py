@@ -9,11 +9,12 @@ from typing import Generic, NamedTuple, TypeVar, cast
 from smoothagent.codec import Codec
 from smoothagent.errors import HistoryError
 from smoothagent.history import History
-from smoothagent.job import Natives, Snapshot
 from smoothagent.limits import Growth
 from smoothagent.message import Message, alike, leading_system
+from smoothagent.natives import Natives, Snapshot
 from smoothagent.prompt import Prompt
 from smoothagent.record import CommitRecord, Whole, covered_after, head_after
+from smoothagent.remembered import remembered
 from smoothagent.strategy import Commit, LookaheadStrategy
 from smoothagent.tokens import EstimateCounter, TokenCounter
 from smoothagent.turns import last_safe_cut, pending, safe_cuts
@@ -49,7 +50,8 @@ class Conversation(Generic[M]):
     """
 
     def __init__(self, codec: Codec[M], counter: TokenCounter, strategy: LookaheadStrategy, prompt: Prompt) -> None:
-        self.codec, self.counter, self.strategy, self.prompt = codec, counter, strategy, prompt
+        self.codec, self.strategy, self.prompt = codec, strategy, prompt
+        self.counter = counter = remembered(counter)
         self.growth = Growth()
         self.record: CommitRecord[M] | None = None
         self.raw = False

@@ -7,8 +7,8 @@ from typing import Generic, TypeVar
 
 from smoothagent.errors import BackendError
 from smoothagent.forks import after_fork
-from smoothagent.job import Snapshot
 from smoothagent.lookahead import Lookahead
+from smoothagent.natives import Snapshot
 from smoothagent.serving.backend import Backend
 from smoothagent.tokens import EstimateCounter
 

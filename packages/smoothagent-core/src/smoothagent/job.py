@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import inspect
 import logging
-import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
+from smoothagent.answers import Answer
+from smoothagent.blocking import blocking
 from smoothagent.codec import Codec
 from smoothagent.lane import Lane
 from smoothagent.message import Message
 from smoothagent.model import LaneModel, ModelHost
+from smoothagent.natives import Natives, Snapshot
 from smoothagent.prompt import Prompt
 from smoothagent.serving.backend import Backend, Caps, Usage
 from smoothagent.state import LookaheadState, MainState
@@ -27,57 +28,6 @@ log = logging.getLogger("smoothagent")
 
 _STEP_CHARS = 400
 """Characters a step of warming covers at least: about a hundred tokens."""
-_ANSWER_CHARS = 64
-"""Characters by which an answer grows between two looks at it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot(Generic[M]):
-    """The view at a boundary, frozen, without what is rewritten on every call.
-
-    Attributes:
-        messages: decoded.
-        natives: the framework's objects, same length.
-        facts: the strategy's ``main.strategy_data``.
-        digest: digest of the first n messages.
-    """
-
-    messages: list[Message]
-    natives: list[M]
-    facts: dict[str, Any]
-    digests: list[str]
-
-
-class Natives(Generic[M]):
-    """Framework messages for neutral ones, each made once, so that what it mints stays the same."""
-
-    def __init__(self, codec: Codec[M]) -> None:
-        self._codec = codec
-        self._known: dict[int, tuple[Message, M]] = {}
-
-    def learn(self, messages: Sequence[Message], natives: Sequence[M]) -> None:
-        """These messages came from these objects."""
-        for message, native in zip(messages, natives, strict=True):
-            self._known.setdefault(id(message), (message, native))
-
-    def of(self, message: Message) -> M:
-        """The object of an untouched message; a rewritten or new one otherwise."""
-        found = self._known.get(id(message))
-        if found is not None:
-            return found[1]
-        origin = self._known.get(id(message.origin)) if message.origin is not None else None
-        if origin is not None and message.tool_calls == origin[0].tool_calls:
-            native = self._codec.rewrite(origin[1], message.content)
-        elif isinstance(message.content, str) and not message.tool_calls and message.role != "tool":
-            native = self._codec.new(message.role, message.content)
-        else:
-            native = self._codec.encode(message)
-        self._known[id(message)] = (message, native)
-        return native
-
-    def wire(self, message: Message) -> dict[str, Any]:
-        """The message exactly as the main stream sends it."""
-        return self._codec.wire(self.of(message))
 
 
 class Host(ModelHost, Protocol):
@@ -158,9 +108,7 @@ class LookaheadJob(Generic[M]):
         self.stopped: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._began = False
         self._more = False
-        self._answer: tuple[Snapshot[M], str] | None = None
-        self._answer_warmed: tuple[Snapshot[M], str] | None = None
-        self._follows = True
+        self._answer = Answer()
         self._wake: asyncio.Event | None = None
 
     @property
@@ -179,16 +127,13 @@ class LookaheadJob(Generic[M]):
 
     def wants_answer(self, length: int) -> bool:
         """Whether an answer of ``length`` characters is worth another look."""
-        heard = self._answer
-        return self._follows and (
-            heard is None or heard[0] is not self.snapshot or abs(length - len(heard[1])) >= _ANSWER_CHARS
-        )
+        return self._answer.wants(self.snapshot, length)
 
     def answering(self, length: int, text: str) -> None:
         """The model has answered ``text`` so far to a request of ``length`` messages."""
         snapshot = self.snapshot
         if len(snapshot.messages) == length:
-            self._answer = (snapshot, text)
+            self._answer.hear(snapshot, text)
             self.lane.call(self._look)
 
     def cancel(self) -> None:
@@ -288,11 +233,24 @@ class LookaheadJob(Generic[M]):
         self.natives.learn(snapshot.messages, snapshot.natives)
         twin.bind(self.model)
         with self.host.telemetry.transform(self.conversation, strategy=type(twin).__name__, model=self.prompt.model):
-            work = await blocking(self.lane, twin.transform)
+            work = await blocking(self.lane, lambda: self._transformed(twin, snapshot))
             if work is not None:
                 await work
+                await blocking(self.lane, lambda: self._count(twin, snapshot))
         end = twin.la.last_segment_end
         self.host.job_transformed(self.id, twin.la, snapshot.digests[end - 1] if end else "")
+
+    def _transformed(self, twin: LookaheadStrategy, snapshot: Snapshot[M]) -> Awaitable[None] | None:
+        work = twin.transform()
+        return work if work is not None else self._count(twin, snapshot)
+
+    def _count(self, twin: LookaheadStrategy, snapshot: Snapshot[M]) -> None:
+        """Have what is new counted here, where a tokenizer may take its time, and not at the commit."""
+        known = set(map(id, snapshot.messages))
+        with contextlib.suppress(Exception):  # a counter that fails does so at the commit, which says it
+            for message in [*twin.la.transformed, *twin.warmable(snapshot.messages)]:
+                if id(message) not in known:
+                    twin.count(message)
 
     async def _warm(self) -> None:
         if self.backend is None or not self.prefills or self.la is None or not self.host.ledger.allows():
@@ -315,15 +273,12 @@ class LookaheadJob(Generic[M]):
 
     async def _warm_answer(self) -> None:
         """What the answer has of text by now, which will stand behind all that is warm."""
-        answer = self._answer
-        if self.backend is None or not self.prefills or answer is None or answer[0] is not self.snapshot:
+        if self.backend is None or not self.prefills or not self.host.ledger.allows():
             return
-        if not self._follows or not self.host.ledger.allows():
+        snapshot = self.snapshot
+        text = self._answer.take(snapshot)
+        if text is None:
             return
-        snapshot, text = answer
-        if self._answer_warmed is answer:
-            return
-        self._answer_warmed = answer
         target = self._target(snapshot)
         # Only where the whole of the request is part of the next view, and was warmed.
         if not target or target[-1:] != snapshot.messages[-1:] or not _is_prefix(target, self.warmed):
@@ -333,7 +288,7 @@ class LookaheadJob(Generic[M]):
         except Exception as error:
             # It is only ahead of what will be warmed anyway.
             log.debug("session %s: an answer was not followed: %r", self.conversation, error)
-            self._follows = False
+            self._answer.followed = False
 
     async def _prefill(self, backend: Backend, target: list[Message], partial: Message | None = None) -> None:
         wires = [self.natives.wire(m) for m in target]
@@ -373,40 +328,3 @@ class LookaheadJob(Generic[M]):
 
 def _is_prefix(messages: Sequence[Message], of: Sequence[Message]) -> bool:
     return len(messages) <= len(of) and all(a is b or a == b for a, b in zip(messages, of, strict=False))
-
-
-async def blocking(lane: Lane, fn: Callable[[], Awaitable[None] | None]) -> Awaitable[None] | None:
-    """Run a user's ``transform`` where it may block: a daemon thread, which never delays interpreter exit."""
-    if not lane.threads:
-        return fn()
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[Awaitable[None] | None] = loop.create_future()
-
-    def deliver(result: Awaitable[None] | None, error: BaseException | None) -> None:
-        if done.done():
-            if inspect.iscoroutine(result):
-                result.close()  # cancelled meanwhile: nobody will await it
-            return
-        if error is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(result)
-
-    def work() -> None:
-        result, error = None, None
-        try:
-            result = fn()
-        except StopIteration as raised:
-            error = RuntimeError(f"transform leaked {raised!r}")  # no future can carry a StopIteration
-            error.__cause__ = raised
-        except BaseException as raised:  # handed on to the waiting coroutine, whatever it is
-            error = raised
-        loop.call_soon_threadsafe(deliver, result, error)
-
-    threading.Thread(target=work, name="smoothagent-transform", daemon=True).start()
-    try:
-        return await done
-    except asyncio.CancelledError:
-        if done.done() and not done.cancelled() and done.exception() is None:
-            deliver(done.result(), None)  # delivered already, but not taken
-        raise
