@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import logging
 import uuid
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar, cast
 
+from smoothagent.calls import OwnCalls
 from smoothagent.ceiling import Ceiling
 from smoothagent.codec import Codec, OpenAICodec
 from smoothagent.committing import Commits
 from smoothagent.conversation import Conversation
 from smoothagent.counting import ServerCount
 from smoothagent.delegation import Delegation
-from smoothagent.errors import BackendError, ClosedError, ConfigurationError
-from smoothagent.forks import after_fork
-from smoothagent.in_use import InUse
+from smoothagent.errors import ClosedError, ConfigurationError
 from smoothagent.lane import Lane, process_lane
 from smoothagent.learnt import LearntPrompt
 from smoothagent.ledger import Ledger
@@ -27,7 +25,7 @@ from smoothagent.machine import Boundary, State
 from smoothagent.prompt import Prompt
 from smoothagent.record import CommitRecord, CommitReport
 from smoothagent.request import Aside, MainRequest
-from smoothagent.serving.backend import Backend, LoopBound, Stream, Usage
+from smoothagent.serving.backend import Backend, LoopBound
 from smoothagent.strategy import LookaheadStrategy
 from smoothagent.telemetry import Telemetry
 from smoothagent.tokens import EstimateCounter, TokenCounter
@@ -36,7 +34,6 @@ from smoothagent.wrap import wrap
 
 M = TypeVar("M")
 C = TypeVar("C")
-log = logging.getLogger("smoothagent")
 
 _STRANGE = 3
 """Calls in a row with other messages than the conversation's that are more than a title or a classification."""
@@ -110,11 +107,8 @@ class LookaheadRuntime(Generic[M]):
         self._checked: Prompt | None = None
         self._learnt = LearntPrompt(self._observer.say_once)
         self._asides = 0
-        self._answer: list[str] = []
-        self._waited = False
-        self.in_use = InUse()
-        self._probe: concurrent.futures.Future[None] | None = None
-        after_fork(self._start_afresh)
+        self._calls = OwnCalls(self._lookahead)
+        self.in_use = self._calls.in_use
         # One that is dropped without `close` must not keep the server's slots, nor leave a task that nobody awaits.
         self._dropped = weakref.finalize(self, _let_go, self._lane, self._lookahead)
         self._dropped.atexit = False
@@ -165,7 +159,7 @@ class LookaheadRuntime(Generic[M]):
         if prompt is not None:
             with self._lookahead.lock:
                 self._conversation.prompt = self._learnt.complete(prompt, self._conversation.prompt) or prompt
-        return MainRequest(self)
+        return MainRequest(self._calls)
 
     def wrap(self, client: C) -> C:
         """An openai client whose ``chat.completions.create`` does what `main_request` does.
@@ -183,7 +177,7 @@ class LookaheadRuntime(Generic[M]):
             head: the messages its first request begins with; `Delegation.extend` adds to them.
             instruction: makes the instruction message of a text.
         """
-        self._ask_server()
+        self._calls.ask_server()
         return Delegation(
             backend=self.backend,
             codec=self.codec,
@@ -254,7 +248,7 @@ class LookaheadRuntime(Generic[M]):
         with self._lookahead.lock:
             if self._closed:
                 return None
-            self._closed = True
+            self._closed = self._calls.closed = True
             self._dropped.detach()
             self._commits.close()
             lookahead.drop("closed")
@@ -302,7 +296,7 @@ class LookaheadRuntime(Generic[M]):
                     "on_commit returned, so they are not taken for this conversation's and find nothing warm. Send "
                     "what it returns unchanged; more may stand after it, and system text before it",
                 )
-        return MainRequest(self if ours else Aside(self.backend, self.session))
+        return MainRequest(self._calls if ours else Aside(self.backend, self.session))
 
     def _committing(self, messages: Sequence[M], prompt: Prompt | None) -> Procedure[list[M]]:
         with self.in_use.during():
@@ -312,94 +306,12 @@ class LookaheadRuntime(Generic[M]):
         if self._closed:
             raise ClosedError(f"the runtime of session {self.session!r} is closed: make a new one for it")
         self.in_use.noted()
-        self._ask_server()
+        self._calls.ask_server()
         self._conversation.follow(messages, self._learnt.complete(prompt, self._conversation.prompt))
         prompt = self._conversation.prompt
         if prompt is not self._checked:
             self.strategy.check(prompt)
             self._checked = prompt
-
-    def _start_afresh(self) -> None:
-        self._probe = None  # it was asked on the parent's lane
-        self.in_use.forget()
-
-    def _ask_server(self) -> None:
-        """Find out, once and from the first hook on, what the server can do, so that requests are routed right."""
-        backend = self.backend
-        if isinstance(backend, LoopBound):
-            backend.note_loop()
-        if self._probe is None and backend is not None:
-            self._probe = self._lane.spawn(self._ask_caps(backend))
-
-    async def _ask_caps(self, backend: Backend) -> None:
-        try:
-            self._lookahead.server_known(await backend.caps())
-        except BackendError as error:
-            log.debug("session %s: the server could not be asked yet: %s", self.session, error)
-            self._probe = None  # it may still be starting: the next hook asks again
-
-    # ---- what a main request tells -------------------------------------------------------------
-
-    def request_opens(self) -> concurrent.futures.Future[Any] | None:
-        """A call is about to be made; returns what it has to wait for, shortly.
-
-        The first one: that the server's kind is known, so that it can be routed. The first after a commit: that what
-        was warmed is where it goes.
-        """
-        self._observer.request_opens()
-        self._ask_server()
-        probe, waited = self._probe, self._waited
-        self._waited = True
-        if not waited and probe is not None and not probe.done():
-            return probe
-        return self._lookahead.delivery
-
-    def request_may_block(self) -> bool:
-        """Whether the lane goes on while a running loop stands still; not for the first call, which can do without."""
-        loop_bound = isinstance(self.backend, LoopBound) and self.backend.needs_this_loop()
-        return self._lane.threads and not loop_bound and self._lookahead.delivery is not None
-
-    def request_started(self) -> dict[str, Any]:
-        """Mark and route the agent's own call; lookahead gives way."""
-        self._observer.request_started()
-        self._answer.clear()
-        self.in_use.begins()
-        if self.backend is None or self._closed:
-            return {}  # after closing it is a call like any other: nothing may be leased for it
-        with self._lookahead.lock:
-            self._lookahead.delivered()
-        self.backend.main_arrived(self.session)
-        return self.backend.route(self.session, Stream.MAIN)
-
-    def request_first_token(self) -> None:
-        """Small pieces may run again."""
-        self._observer.first_token()
-        if self.backend is not None and not self._closed:
-            self.backend.main_first_token(self.session)
-
-    def request_text(self, text: str) -> None:
-        """What the agent's model answers is part of the next prompt: the lookahead follows it."""
-        lookahead = self._lookahead
-        job = lookahead.job
-        if job is None or not lookahead.follows_answers:
-            return
-        self._answer.append(text)
-        if job.wants_answer(sum(map(len, self._answer))):
-            self._answer = ["".join(self._answer)]
-            with lookahead.lock:
-                lookahead.answering(self._answer[0])
-
-    def request_usage(self, usage: Usage) -> None:
-        """Calibrate the counter, settle the last commit."""
-        with self._lookahead.lock:
-            self._conversation.calibrate(usage.prompt_tokens)
-            self._observer.usage(usage, self._conversation.view.messages)
-
-    def request_done(self) -> None:
-        """Tool time begins."""
-        self.in_use.ends()
-        if self.backend is not None:
-            self.backend.main_done(self.session)
 
 
 def _let_go(lane: Lane, lookahead: Lookahead[Any]) -> None:
