@@ -16,17 +16,38 @@ import tarfile
 import tempfile
 from importlib.metadata import version
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDER = "tests/unit_tests/agents/middleware/implementations"
 TOOLS = ("blockbuster", "pytest", "pytest-asyncio", "pytest-mock", "pytest-socket", "syrupy", "langchain-tests")
-EXCEPTIONS = {
-    f"{FOLDER}/test_summarization.py::test_summarization_middleware_e2e_failure_raises_without_corrupting_history": (
-        "a summary that fails leaves the history as it is and the agent goes on; the built-in raises"
-    ),
-}
-TESTS = (f"{FOLDER}/test_summarization.py", f"{FOLDER}/test_context_editing.py")
-SWAP = """
+
+
+class Suite(NamedTuple):
+    """Some of a distribution's tests.
+
+    Attributes:
+        distribution: whose source holds them.
+        extra: ours that covers it.
+        tests: files.
+        swap: a pytest plugin that puts ours in the place of theirs.
+        exceptions: what ours does otherwise on purpose, with the reason.
+    """
+
+    distribution: str
+    extra: str
+    tests: tuple[str, ...]
+    swap: str
+    exceptions: dict[str, str]
+
+
+FOLDER = "tests/unit_tests/agents/middleware/implementations"
+CHAINS = "tests/unit_tests/chains"
+SUITES = (
+    Suite(
+        "langchain",
+        "",
+        (f"{FOLDER}/test_summarization.py", f"{FOLDER}/test_context_editing.py"),
+        """
 import langchain.agents.middleware as middleware
 import langchain.agents.middleware.context_editing as context_editing
 import langchain.agents.middleware.summarization as summarization
@@ -34,34 +55,73 @@ from smoothagent_langchain import ContextEditingMiddleware, SummarizationMiddlew
 
 middleware.SummarizationMiddleware = summarization.SummarizationMiddleware = SummarizationMiddleware
 middleware.ContextEditingMiddleware = context_editing.ContextEditingMiddleware = ContextEditingMiddleware
-"""
+""",
+        {
+            f"{FOLDER}/test_summarization.py"
+            "::test_summarization_middleware_e2e_failure_raises_without_corrupting_history": (
+                "a summary that fails leaves the history as it is and the agent goes on; the built-in raises"
+            ),
+        },
+    ),
+    Suite(
+        "langchain-classic",
+        "[classic]",
+        tuple(f"{CHAINS}/test_{name}.py" for name in ("memory", "summary_buffer_memory", "conversation")),
+        """
+import langchain_classic.chains.conversation.memory as conversation
+import langchain_classic.memory as memory
+import langchain_classic.memory.buffer_window
+import langchain_classic.memory.summary
+import langchain_classic.memory.summary_buffer
+import langchain_classic.memory.token_buffer
+from smoothagent_langchain import classic
+
+MODULES = {
+    "ConversationBufferWindowMemory": memory.buffer_window,
+    "ConversationSummaryMemory": memory.summary,
+    "ConversationSummaryBufferMemory": memory.summary_buffer,
+    "ConversationTokenBufferMemory": memory.token_buffer,
+}
+for name, module in MODULES.items():
+    for place in (module, memory, conversation):
+        setattr(place, name, getattr(classic, name))
+""",
+        {},
+    ),
+)
 
 
 def main() -> int:
-    """Fetch, install, run; return pytest's exit status, or 1 where an exception is none."""
-    release = version("langchain")
+    """Run all suites; pytest's exit status, or 1 where an exception is none."""
+    return max(check(suite) for suite in SUITES)
+
+
+def check(suite: Suite) -> int:
+    """Fetch, install, run."""
+    release = version(suite.distribution)
     with tempfile.TemporaryDirectory(prefix="smoothagent-upstream-") as name:
         folder = Path(name)
         python = folder / "venv" / "bin" / "python"
         run("uv", "venv", "--quiet", "--no-project", "--seed", "--python", sys.executable, folder / "venv")
         run(
             *("uv", "pip", "install", "--quiet", "--python", python),
-            *("--editable", "packages/smoothagent-core", "--editable", "packages/smoothagent-langchain"),
-            *(f"langchain=={release}", *TOOLS),
+            *("--editable", "packages/smoothagent-core"),
+            *("--editable", f"packages/smoothagent-langchain{suite.extra}"),
+            *(f"{suite.distribution}=={release}", *TOOLS),
         )
         run(
-            *(python, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", "langchain"),
-            *(f"langchain=={release}", "--dest", folder),
+            *(python, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", suite.distribution),
+            *(f"{suite.distribution}=={release}", "--dest", folder),
         )
-        with tarfile.open(next(folder.glob("langchain-*.tar.gz"))) as archive:
+        with tarfile.open(next(folder.glob("langchain*.tar.gz"))) as archive:
             archive.extractall(folder, filter="data")
-        tests = next(path for path in folder.glob("langchain-*") if path.is_dir())
-        (tests / "swap_ours_in.py").write_text(SWAP, encoding="utf-8")
+        tests = next(path for path in folder.glob("langchain*") if path.is_dir())
+        (tests / "swap_ours_in.py").write_text(suite.swap, encoding="utf-8")
         pytest = [python, "-m", "pytest", "-q", "-p", "swap_ours_in", "-p", "no:cacheprovider", "-c", os.devnull]
         pytest += ["--rootdir", tests, "-o", "asyncio_mode=auto"]
-        leave_out = [word for test in EXCEPTIONS for word in ("--deselect", test)]
-        status = call(*pytest, *TESTS, *leave_out, *sys.argv[1:], cwd=tests)
-        for test, reason in EXCEPTIONS.items():
+        leave_out = [word for test in suite.exceptions for word in ("--deselect", test)]
+        status = call(*pytest, *suite.tests, *leave_out, *sys.argv[1:], cwd=tests)
+        for test, reason in suite.exceptions.items():
             if not status and call(*pytest, "--no-header", "--tb=no", "--no-summary", test, cwd=tests) != 1:
                 print(f"{test} does not fail any more, although {reason}", file=sys.stderr)
                 return 1

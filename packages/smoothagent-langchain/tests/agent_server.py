@@ -23,6 +23,9 @@ from typing import Any
 from smoothagent.machine import Stage
 from smoothagent_langchain.threads import Threads
 
+ASKING = ("Context Extraction Assistant", "Progressively summarize", "Create a summary of", "This is summary of")
+"""Words of LangChain's prompts for summaries."""
+
 
 @dataclass
 class AgentServer:
@@ -121,7 +124,7 @@ def kind_of(body: dict[str, Any]) -> str:
         return "prefill"
     messages = body["messages"]
     last = messages[-2] if body.get("continue_final_message") and len(messages) > 1 else messages[-1]
-    asks = last["role"] == "user" and "Context Extraction Assistant" in json.dumps(last.get("content"))
+    asks = last["role"] == "user" and any(words in json.dumps(last.get("content")) for words in ASKING)
     return "summary" if asks else "main"
 
 

@@ -107,6 +107,14 @@ def role_of(message: BaseMessage) -> str:
             )
 
 
+def alike(a: BaseMessage, b: BaseMessage) -> bool:
+    """Whether two messages are the same to a model."""
+    if a is b:
+        return True
+    same = a.type == b.type and a.content == b.content and a.name == b.name
+    return same and getattr(a, "tool_calls", None) == getattr(b, "tool_calls", None)
+
+
 def openai_form(message: BaseMessage) -> dict[str, Any]:
     """The OpenAI form of a message, for chat models that do not tell their own."""
     return LangChainCodec().decode(message).wire()

@@ -13,7 +13,7 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import BaseMessage, SystemMessage
 
 from smoothagent import Backend, ConfigurationError, LookaheadRuntime, LookaheadStrategy, Prompt, RuntimePool
-from smoothagent_langchain.codec import LangChainCodec, Make
+from smoothagent_langchain.codec import LangChainCodec, Make, alike
 from smoothagent_langchain.models import backend_for, given_for, same_model, to_wire_of
 from smoothagent_langchain.watch import Watch
 
@@ -57,7 +57,7 @@ class Thread(LookaheadRuntime[BaseMessage]):
         own = _leading(messages)
         lead = _leading(sent)
         before = list(sent[: max(0, lead - own)])
-        if len(before) != len(self.lead) or not all(map(_alike, before, self.lead)):
+        if len(before) != len(self.lead) or not all(map(alike, before, self.lead)):
             self.lead = before  # else the objects that are known, or the whole history would be read anew
         prompt = watch.prompt(added)
         tail = self._rewritten(sent[lead:], messages[own:])
@@ -72,7 +72,7 @@ class Thread(LookaheadRuntime[BaseMessage]):
     def _rewritten(self, sent: Sequence[BaseMessage], asked: Sequence[BaseMessage]) -> int:
         """How many of the last messages inner middleware rewrites, as it will again on the next call."""
         pairs = zip(sent, asked, strict=False)
-        same = next((i for i, (a, b) in enumerate(pairs) if not _alike(a, b)), min(len(sent), len(asked)))
+        same = next((i for i, (a, b) in enumerate(pairs) if not alike(a, b)), min(len(sent), len(asked)))
         tail = len(asked) - same
         if tail > _VOLATILE:
             self.say_once(
@@ -185,10 +185,3 @@ def _ends_with_its_run(runtime: object) -> bool:
 
 def _leading(messages: Sequence[BaseMessage]) -> int:
     return next((i for i, m in enumerate(messages) if not isinstance(m, SystemMessage)), len(messages))
-
-
-def _alike(a: BaseMessage, b: BaseMessage) -> bool:
-    if a is b:
-        return True
-    same = a.type == b.type and a.content == b.content and a.name == b.name
-    return same and getattr(a, "tool_calls", None) == getattr(b, "tool_calls", None)

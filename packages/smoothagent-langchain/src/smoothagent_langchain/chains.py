@@ -1,0 +1,243 @@
+"""How a chain makes its prompt of a memory's history, seen in its own calls, and the next one warmed ahead."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import logging
+import uuid
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Self
+from uuid import UUID
+
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import BaseMessage
+from langchain_core.tracers.context import register_configure_hook
+
+from smoothagent import Backend, Prompt
+from smoothagent.lane import Lane, process_lane
+from smoothagent.serving.backend import Wire
+from smoothagent_langchain.codec import LangChainCodec, alike
+from smoothagent_langchain.models import backend_for, name_of, to_wire_of
+from smoothagent_langchain.watch import SHAPING, name_in
+
+log = logging.getLogger("smoothagent")
+
+History = str | list[BaseMessage]
+"""What a memory gives to its chain: a text, or messages."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Where in a prompt the history stands.
+
+    Attributes:
+        before: messages before it.
+        message: the one whose text holds it; None where it is messages of its own.
+        text: what stands before it in that text.
+        prompt: what else shapes the tokens.
+    """
+
+    before: tuple[BaseMessage, ...]
+    message: BaseMessage | None
+    text: str
+    prompt: Prompt
+
+    def opening(self, history: History) -> list[BaseMessage]:
+        """What a prompt with this history begins with, whatever the user asks next."""
+        if isinstance(history, str):
+            if self.message is None:
+                return list(self.before)
+            return [*self.before, self.message.model_copy(update={"content": self.text + history})]
+        return [*self.before, *(history if self.message is None else ())]
+
+
+def shape_of(sent: Sequence[BaseMessage], history: History, prompt: Prompt) -> Shape | None:
+    """Where ``history`` stands in what was sent; None where it does not, or in several places."""
+    if not history:
+        return None
+    found: list[Shape] = []
+    if isinstance(history, str):
+        for i, message in enumerate(sent):
+            if isinstance(message.content, str) and message.content.count(history):
+                found += [Shape(tuple(sent[:i]), message, message.content.partition(history)[0], prompt)]
+                found *= message.content.count(history)
+    else:
+        for i in range(len(sent) - len(history) + 1):
+            if all(map(alike, sent[i : i + len(history)], history)):
+                found.append(Shape(tuple(sent[:i]), None, "", prompt))
+    return found[0] if len(found) == 1 else None
+
+
+class Upcoming:
+    """The next prompt of one memory's chain: what is certain of it is prefilled before the user has spoken.
+
+    A chain tells its memory nothing of its prompt, so it is looked at as it is sent: `watch` sets a callback handler
+    in the caller's context, where the chain's model finds it. A memory that is asked in another context than its model
+    (a step of its own in a runnable sequence) is not seen, and nothing is warmed then.
+
+    Args:
+        lane: where it is done.
+    """
+
+    def __init__(self, lane: Lane | None = None) -> None:
+        self._lane = lane or process_lane()
+        self._session = uuid.uuid4().hex
+        self._model: BaseChatModel | None = None
+        self._backend: Backend | None = None
+        self._codec = LangChainCodec()
+        self._history: History = ""
+        self._shape: Shape | None = None
+        self._future: concurrent.futures.Future[None] | None = None
+        self._said: set[str] = set()
+        self._calls = 0
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """A copied memory has a chain of its own to see."""
+        return type(self)()
+
+    def __reduce__(self) -> tuple[Callable[[], Upcoming], tuple[()]]:
+        """Nothing of it is kept: another process sees its own calls."""
+        return Upcoming, ()
+
+    @property
+    def lane(self) -> Lane:
+        """Where work runs ahead."""
+        return self._lane
+
+    def watch(self, history: History, model: object, *, warm: bool | None) -> None:
+        """The chain is about to send ``history``; ``model`` is the one it will send it to, as far as is known."""
+        if isinstance(model, BaseChatModel) and model is not self._model:
+            self._model, self._shape = model, None
+            self._backend = backend_for(model, warm=warm)
+            self._codec = LangChainCodec(to_wire_of(model))
+            weakref.finalize(self, self._lane.later, self._backend.release, self._session).atexit = False
+        self._history = list(history) if isinstance(history, list) else history
+        if self._backend is not None:
+            _watching.set(_Seen(self))
+
+    def expect(self, history: History) -> None:
+        """The chain's next prompt will hold ``history``."""
+        shape, backend = self._shape, self._backend
+        if shape is None or backend is None:
+            self._say_why(backend)
+            return
+        wires = [self._codec.wire(message) for message in shape.opening(history)]
+        self.stop()
+        self._future = self._lane.spawn(self._warm(backend, wires, shape.prompt))
+
+    def stop(self) -> None:
+        """Nothing more is warmed."""
+        if self._future is not None:
+            self._future.cancel()
+
+    def forget(self) -> None:
+        """The conversation is over."""
+        self.stop()
+        if self._backend is not None:
+            self._lane.call(self._backend.release, self._session)
+
+    def say_once(self, topic: str, text: str) -> None:
+        """Tell, once a memory and topic."""
+        if topic not in self._said:
+            self._said.add(topic)
+            log.info("memory %s: %s", self._session, text)
+
+    def _say_why(self, backend: Backend | None) -> None:
+        self._calls += 1
+        if backend is None:
+            self.say_once(
+                "model", "nothing is warmed: the memory does not know the chain's chat model; give it as llm=…"
+            )
+        elif self._calls > 1:
+            self.say_once(
+                "seen",
+                "nothing is warmed: no call of the memory's llm was seen that holds its history once, in the context "
+                "in which the history was loaded",
+            )
+
+    async def _warm(self, backend: Backend, wires: Sequence[Wire], prompt: Prompt) -> None:
+        try:
+            if not (await backend.caps()).prefill:
+                self.say_once("prefill", "nothing is warmed: the model's server is not known to keep prefixes")
+                return
+            await backend.prefill(self._session, wires, prompt)
+        except Exception as error:  # whatever it was, the next call is as cold as without us
+            self.say_once("warming", f"warming failed, the next call is cold: {error!r}")
+
+    # ---- what the handler sees -----------------------------------------------------------------
+
+    def sent(self, messages: Sequence[BaseMessage], params: Mapping[str, Any]) -> bool:
+        """A chat model is called; whether it is the chain's, with the history."""
+        name, called = name_of(self._model) if self._model is not None else None, name_in(params)
+        if name is not None and called is not None and name != called:
+            return False
+        shaping = {k: params[k] for k in SHAPING if params.get(k) is not None}
+        prompt = Prompt(model=called or name, tools=list(params.get("tools") or ()), params=shaping)
+        shape = shape_of(messages, self._history, prompt)
+        if shape is None:
+            return False
+        self._shape = shape
+        self.stop()
+        if self._backend is not None:
+            self._backend.main_arrived(self._session)
+        return True
+
+    def answers(self) -> None:
+        """Its first token is there."""
+        if self._backend is not None:
+            self._backend.main_first_token(self._session)
+
+    def answered(self) -> None:
+        """It has ended."""
+        if self._backend is not None:
+            self._backend.main_done(self._session)
+
+
+class _Seen(BaseCallbackHandler):
+    """Sees the calls that follow a memory's load in its context."""
+
+    run_inline = True
+
+    def __init__(self, upcoming: Upcoming) -> None:
+        self._upcoming, self._run = upcoming, None
+
+    _run: UUID | None
+
+    def on_chat_model_start(
+        self, serialized: dict[str, Any], messages: list[list[BaseMessage]], *, run_id: UUID, **kwargs: Any
+    ) -> None:
+        """A model is called."""
+        del serialized
+        if self._run is None and self._upcoming.sent(
+            messages[0] if messages else [], kwargs.get("invocation_params") or {}
+        ):
+            self._run = run_id
+
+    def on_llm_new_token(self, token: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        """It has begun to answer."""
+        del token, kwargs
+        if run_id == self._run:
+            self._upcoming.answers()
+
+    def on_llm_end(self, response: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        """It has answered."""
+        del response, kwargs
+        self._ended(run_id)
+
+    def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        """It has failed."""
+        del error, kwargs
+        self._ended(run_id)
+
+    def _ended(self, run_id: UUID) -> None:
+        if run_id == self._run:
+            self._run = None
+            self._upcoming.answered()
+
+
+_watching: ContextVar[_Seen | None] = ContextVar("smoothagent_memory", default=None)
+register_configure_hook(_watching, inheritable=True)

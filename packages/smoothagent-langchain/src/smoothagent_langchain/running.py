@@ -1,0 +1,133 @@
+"""A summary that is being written in the background, and what it is a summary of."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Self
+
+from langchain_core.messages import BaseMessage
+
+from smoothagent.lane import Lane
+from smoothagent.waiting import wrapped
+from smoothagent_langchain.aside import in_thread
+from smoothagent_langchain.codec import alike
+
+log = logging.getLogger("smoothagent")
+
+_GRACE = 0.25
+"""Seconds that nobody takes for a pause."""
+_AT_MOST = 30.0
+"""Seconds that a summary is waited for where it has to be there."""
+
+
+class Taken(NamedTuple):
+    """A summary that is being put in its place.
+
+    Attributes:
+        text: the whole summary, what there was before included.
+        covered: how many messages it stands for.
+    """
+
+    text: str
+    covered: int
+
+
+class RunningSummary:
+    """At most one at a time. It is taken only where what it covers is still what it was (the law, 6)."""
+
+    def __init__(self) -> None:
+        self._future: concurrent.futures.Future[str] | None = None
+        self._covered: list[BaseMessage] = []
+        self._existing = ""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """A copied memory has its own summaries made."""
+        return type(self)()
+
+    def __reduce__(self) -> tuple[Callable[[], RunningSummary], tuple[()]]:
+        """Nothing of it is kept."""
+        return RunningSummary, ()
+
+    @staticmethod
+    def patience(*, due: bool) -> float:
+        """Seconds to wait for it at a load."""
+        return _AT_MOST if due else _GRACE
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is one, written or not."""
+        return self._future is not None
+
+    @property
+    def covers(self) -> int:
+        """How many messages it stands for."""
+        return len(self._covered)
+
+    def start(
+        self, lane: Lane, write: Callable[[], str], covered: Sequence[BaseMessage], existing: str
+    ) -> concurrent.futures.Future[str]:
+        """Begin one of ``covered``, added to the ``existing`` summary; in a thread, since models block."""
+        self.drop()
+        self._covered, self._existing = list(covered), existing
+        future = self._future = lane.spawn(in_thread(write))
+        return future
+
+    def drop(self) -> None:
+        """It will not be used."""
+        future, self._future = self._future, None
+        if future is not None:
+            future.cancel()
+
+    def wait(self, timeout: float) -> None:
+        """Block until it is written, or for ``timeout`` seconds."""
+        if self._future is not None and timeout:
+            concurrent.futures.wait([self._future], timeout)
+
+    async def await_(self, timeout: float) -> None:
+        """`wait`, on a loop."""
+        if self._future is not None and timeout:
+            await asyncio.wait({wrapped(self._future)}, timeout=timeout)
+
+    def ready(self) -> str | None:
+        """The summary, if it is written."""
+        future = self._future
+        if future is None or not future.done() or future.cancelled() or future.exception() is not None:
+            return None
+        text = future.result()
+        return text if text.strip() else None
+
+    def failed(self) -> bool:
+        """Whether it has ended without a text."""
+        return self._future is not None and self._future.done() and self.ready() is None
+
+    def fits(self, existing: str, messages: Sequence[BaseMessage]) -> bool:
+        """Whether it is one of the first of ``messages``, with the same summary before it."""
+        covered = self._covered
+        return (
+            self._future is not None
+            and existing == self._existing
+            and len(covered) <= len(messages)
+            and all(map(alike, covered, messages))
+        )
+
+    def take(self, existing: str, messages: Sequence[BaseMessage]) -> Taken | None:
+        """What is ready and fits, and no longer here; one that failed or does not fit is dropped."""
+        future = self._future
+        if future is None:
+            return None
+        fits = self.fits(existing, messages)
+        if fits and not future.done():
+            return None
+        text = self.ready()
+        self._future = None
+        if not fits:
+            future.cancel()
+            return None
+        if text is None:
+            why = "it was cancelled" if future.cancelled() else repr(future.exception() or "its text is empty")
+            log.warning("a summary in the background failed, the messages are kept as they are: %s", why)
+            return None
+        return Taken(text, len(self._covered))

@@ -1,0 +1,395 @@
+"""The classic memories: the built-ins' results, without their pause, and what is warmed is what is sent."""
+
+# LangChain's own annotations are partial.
+# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownLambdaType=false, reportUnknownParameterType=false
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import pickle
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from langchain_classic import memory as built_in
+from langchain_classic.chains import ConversationChain
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.chat_history import BaseChatMessageHistory, InMemoryChatMessageHistory
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
+from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
+from langchain_openai import ChatOpenAI
+from pydantic import PrivateAttr, SecretStr
+
+from agent_server import AgentServer, serving
+from examples import examples
+from smoothagent_langchain import classic, running
+
+pytestmark = pytest.mark.filterwarnings("ignore::langchain_core._api.LangChainDeprecationWarning")
+
+
+class Llm(BaseChatModel):
+    """Counts characters; its summary is all it was given, so that nothing can be lost unseen."""
+
+    _gate: threading.Event | None = PrivateAttr(default=None)
+    _fail: list[Exception] = PrivateAttr(default_factory=list[Exception])
+    _asked: list[str] = PrivateAttr(default_factory=list[str])
+
+    @property
+    def _llm_type(self) -> str:
+        return "counting"
+
+    def get_num_tokens_from_messages(self, messages: list[BaseMessage], tools: Any = None) -> int:
+        return sum(len(str(m.content)) for m in messages)
+
+    def _generate(self, messages: list[BaseMessage], *args: Any, **kwargs: Any) -> ChatResult:
+        prompt = str(messages[-1].content)
+        self._asked.append(prompt)
+        if self._gate is not None:
+            self._gate.wait(60)
+        if self._fail:
+            raise self._fail.pop(0)
+        body = prompt.rpartition("Current summary:\n")[2]
+        existing, _, lines = body.partition("\n\nNew lines of conversation:\n")
+        lines = lines.partition("\n\nNew summary:")[0].replace("\n", "/")
+        return ChatResult(generations=[ChatGeneration(message=AIMessage("/".join(p for p in (existing, lines) if p)))])
+
+
+class Elsewhere(BaseChatMessageHistory):
+    """A history that hands out copies, as files and databases do."""
+
+    def __init__(self) -> None:
+        self.kept: list[BaseMessage] = []
+
+    @property
+    def messages(self) -> list[BaseMessage]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return [m.model_copy() for m in self.kept]
+
+    def add_messages(self, messages: Sequence[BaseMessage]) -> None:
+        self.kept.extend(messages)
+
+    def clear(self) -> None:
+        self.kept.clear()
+
+
+turns = st.lists(st.tuples(st.text("ab\n", max_size=30), st.text("cd\n", max_size=30)), max_size=8)
+
+
+def loaded(memory: Any, pairs: list[tuple[str, str]], *, asynchronous: bool) -> list[Any]:
+    """What each load gives, the first one before any turn."""
+
+    async def talk() -> list[Any]:
+        seen = [copy.deepcopy(await memory.aload_memory_variables({}))]
+        for human, ai in pairs:
+            await memory.asave_context({"input": human}, {"output": ai})
+            seen.append(copy.deepcopy(await memory.aload_memory_variables({})))
+        return seen
+
+    if asynchronous:
+        return asyncio.run(talk())
+    seen = [copy.deepcopy(memory.load_memory_variables({}))]
+    for human, ai in pairs:
+        memory.save_context({"input": human}, {"output": ai})
+        seen.append(copy.deepcopy(memory.load_memory_variables({})))
+    return seen
+
+
+@examples(60)
+@given(turns, st.integers(0, 4), st.booleans(), st.booleans(), st.booleans())
+def test_windows_are_the_built_ins(
+    pairs: list[tuple[str, str]], k: int, as_messages: bool, asynchronous: bool, elsewhere: bool
+) -> None:
+    more: dict[str, Any] = {"k": k, "return_messages": as_messages, "memory_key": "talk", "ai_prefix": "Bot"}
+    theirs = loaded(built_in.ConversationBufferWindowMemory(**more), pairs, asynchronous=False)
+    history: Any = Elsewhere() if elsewhere else InMemoryChatMessageHistory()
+    memory = classic.ConversationBufferWindowMemory(**more, chat_memory=history, llm=Llm())
+    assert loaded(memory, pairs, asynchronous=asynchronous) == theirs
+    assert len(history.messages) == 2 * len(pairs)
+
+
+@examples(60)
+@given(turns, st.integers(0, 90), st.booleans(), st.booleans(), st.booleans())
+def test_token_buffers_are_the_built_ins(
+    pairs: list[tuple[str, str]], limit: int, as_messages: bool, asynchronous: bool, elsewhere: bool
+) -> None:
+    """Also asynchronously, where the built-in never prunes, and over a history that is kept elsewhere."""
+    more: dict[str, Any] = {"max_token_limit": limit, "return_messages": as_messages, "llm": Llm()}
+    theirs = loaded(built_in.ConversationTokenBufferMemory(**more), pairs, asynchronous=False)
+    history: Any = Elsewhere() if elsewhere else InMemoryChatMessageHistory()
+    memory = classic.ConversationTokenBufferMemory(**more, chat_memory=history)
+    assert loaded(memory, pairs, asynchronous=asynchronous) == theirs
+    if elsewhere:
+        assert len(history.messages) == 2 * len(pairs)  # nothing is deleted that is not in memory only
+
+
+@examples(40)
+@given(turns, st.booleans(), st.booleans())
+def test_strict_summaries_are_the_built_ins(
+    pairs: list[tuple[str, str]], as_messages: bool, asynchronous: bool
+) -> None:
+    more: dict[str, Any] = {"return_messages": as_messages, "llm": Llm()}
+    theirs = loaded(built_in.ConversationSummaryMemory(**more), pairs, asynchronous=False)
+    ours = classic.ConversationSummaryMemory(**more, strict=True)
+    assert loaded(ours, pairs, asynchronous=asynchronous) == theirs
+
+
+numbered = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=10).map(
+    lambda sizes: [(f"h{i}" + "x" * a, f"a{i}" + "y" * b) for i, (a, b) in enumerate(sizes)]
+)
+
+
+@examples(60)
+@given(numbered, st.integers(10, 200), st.booleans(), st.booleans(), st.booleans(), st.none() | st.floats(0.2, 0.9))
+def test_a_summary_buffer_says_everything_once_and_stays_within_its_limit(
+    pairs: list[tuple[str, str]], limit: int, asynchronous: bool, elsewhere: bool, strict: bool, soft: float | None
+) -> None:
+    history: Any = Elsewhere() if elsewhere else InMemoryChatMessageHistory()
+    llm = Llm()
+    memory = classic.ConversationSummaryBufferMemory(
+        llm=llm, max_token_limit=limit, strict=strict, soft=soft, chat_memory=history
+    )
+    seen = loaded(memory, pairs, asynchronous=asynchronous)
+    for i, given_ in enumerate(seen):
+        said = given_["history"].replace("System: ", "").replace("/", "\n")
+        assert said == "\n".join(f"Human: {h}\nAI: {a}" for h, a in pairs[:i])
+    tail = memory._present(history.messages)  # pyright: ignore[reportPrivateUsage]
+    assert llm.get_num_tokens_from_messages(tail) <= limit or (not strict and memory._running.busy)  # pyright: ignore[reportPrivateUsage]
+    if elsewhere:
+        assert len(history.messages) == 2 * len(pairs)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_steady_summary_buffer_is_ready_before_it_is_due(asynchronous: bool) -> None:
+    llm = Llm()
+    memory = classic.ConversationSummaryBufferMemory(llm=llm, max_token_limit=100)
+    pairs = [(f"{i} " + "x" * 8, f"{i} " + "y" * 8) for i in range(4)]  # 20 a turn
+    loaded(memory, pairs, asynchronous=asynchronous)
+    assert not llm._asked  # pyright: ignore[reportPrivateUsage]
+    loaded(memory, [("4 " + "x" * 8, "4 " + "y" * 8)], asynchronous=asynchronous)
+    think(memory)
+    assert len(llm._asked) == 1  # pyright: ignore[reportPrivateUsage]
+    assert not memory.moving_summary_buffer
+    loaded(memory, [("5 " + "x" * 8, "5 " + "y" * 8)], asynchronous=asynchronous)
+    assert memory.moving_summary_buffer == "Human: 0 xxxxxxxx/AI: 0 yyyyyyyy"
+
+
+MEMORIES: list[Callable[..., Any]] = [
+    lambda llm, **more: classic.ConversationSummaryMemory(llm=llm, **more),
+    lambda llm, **more: classic.ConversationSummaryBufferMemory(llm=llm, max_token_limit=20, **more),
+]
+
+
+@pytest.mark.parametrize("make", MEMORIES)
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_nobody_waits_for_a_summary(
+    make: Callable[..., Any], asynchronous: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "_GRACE", 0.01)
+    llm = Llm()
+    llm._gate = threading.Event()  # pyright: ignore[reportPrivateUsage]
+    memory = make(llm)
+    [_, late] = loaded(memory, [("where?", "here, as I see it")], asynchronous=asynchronous)
+    assert late == {"history": "Human: where?\nAI: here, as I see it"}
+    llm._gate.set()  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(running, "_GRACE", 10)
+    [ready] = loaded(memory, [], asynchronous=asynchronous)
+    assert ready != late
+    assert ready["history"].removeprefix("System: ").replace("/", "\n") == late["history"]
+
+
+@pytest.mark.parametrize("make", MEMORIES)
+def test_one_that_hangs_is_waited_for_in_vain_and_nothing_is_lost(
+    make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "_GRACE", 0.01)
+    monkeypatch.setattr(running, "_AT_MOST", 0.02)
+    llm = Llm()
+    llm._gate = threading.Event()  # pyright: ignore[reportPrivateUsage]
+    memory = make(llm, strict=True)
+    pairs = [(f"h{i}", f"a{i}") for i in range(12)]
+    seen = loaded(memory, pairs, asynchronous=False)
+    assert seen[-1] == {"history": "\n".join(f"Human: {h}\nAI: {a}" for h, a in pairs)}
+    llm._gate.set()  # pyright: ignore[reportPrivateUsage]
+
+
+@pytest.mark.parametrize("make", MEMORIES)
+def test_a_summary_that_fails_costs_nothing_and_is_asked_for_again(
+    make: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    llm = Llm()
+    llm._fail.append(ConnectionError("no model"))  # pyright: ignore[reportPrivateUsage]
+    memory = make(llm, strict=True)
+    pairs = [(f"h{i}" * 4, f"a{i}" * 4) for i in range(3)]
+    seen = loaded(memory, pairs, asynchronous=False)
+    for i, given_ in enumerate(seen):
+        said = given_["history"].replace("System: ", "").replace("/", "\n")
+        assert said == "\n".join(f"Human: {h}\nAI: {a}" for h, a in pairs[:i])
+    assert "/" in seen[-1]["history"]
+    assert "no model" in caplog.text
+
+
+def test_a_summary_of_messages_that_were_edited_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "_GRACE", 0.01)
+    llm = Llm()
+    llm._gate = threading.Event()  # pyright: ignore[reportPrivateUsage]
+    memory = classic.ConversationSummaryBufferMemory(llm=llm, max_token_limit=20)
+    memory.save_context({"input": "my name is Ann"}, {"output": "hello Ann, how are you?"})
+    memory.chat_memory.messages[0] = HumanMessage("my name is Bea")
+    llm._gate.set()  # pyright: ignore[reportPrivateUsage]
+    deadline = time.monotonic() + 10
+    while memory._running.ready() is None:  # pyright: ignore[reportPrivateUsage]
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    assert memory.load_memory_variables({}) == {"history": "Human: my name is Bea\nAI: hello Ann, how are you?"}
+    assert not memory.moving_summary_buffer
+
+
+@pytest.mark.parametrize("make", MEMORIES)
+def test_clearing_forgets_the_summary_that_is_being_written(make: Callable[..., Any]) -> None:
+    for clear in (lambda m: m.clear(), lambda m: asyncio.run(m.aclear())):
+        memory = make(Llm())
+        memory.save_context({"input": "my name is Ann"}, {"output": "hello Ann, how are you?"})
+        clear(memory)
+        memory.save_context({"input": "x"}, {"output": "y"})
+        assert "Ann" not in str(memory.load_memory_variables({}))
+
+
+@pytest.mark.parametrize("make", MEMORIES)
+def test_memories_are_copied_and_pickled_like_the_built_ins(make: Callable[..., Any]) -> None:
+    memory = make(Llm(), strict=True)
+    memory.save_context({"input": "my name is Ann"}, {"output": "hello Ann, how are you?"})
+    twins = [copy.deepcopy(memory)]
+    memory.load_memory_variables({})
+    twins += [pickle.loads(pickle.dumps(memory)), memory.model_copy(deep=True)]
+    for twin in twins:
+        twin.save_context({"input": "more"}, {"output": "of it"})
+        assert "Ann" in str(twin.load_memory_variables({}))
+
+
+# ---- what is warmed --------------------------------------------------------------------------------------------------
+
+
+def model_of(server: AgentServer, **more: Any) -> ChatOpenAI:
+    return ChatOpenAI(model="m", base_url=server.url, api_key=SecretStr("x"), max_retries=0, temperature=0, **more)
+
+
+def chat(server: AgentServer, memory: Any, turns: int, *, asynchronous: bool, **more: Any) -> None:
+    """A chain with its memory; the user thinks until what can be prepared is."""
+    chain = ConversationChain(llm=model_of(server), memory=memory, **more)
+    questions = [{"input": f"question {i} " + "q" * 40} for i in range(turns)]
+
+    async def talk() -> None:
+        for question in questions:
+            await chain.ainvoke(question)
+            await asyncio.to_thread(think, memory)
+
+    if asynchronous:
+        asyncio.run(talk())
+        return
+    for question in questions:
+        chain.invoke(question)
+        think(memory)
+
+
+def think(memory: Any) -> None:
+    """Until the summary is written, and then until the warming it leads to is done."""
+    for wait in (lambda: getattr(memory, "_running", None), lambda: memory._upcoming):
+        deadline = time.monotonic() + 10
+        while (found := wait()) is not None and found._future is not None and not found._future.done():
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+
+
+def text_of(body: dict[str, Any]) -> str:
+    return "".join(f"<{m['role']}>{m['content']}" for m in body["messages"])
+
+
+def shared(a: str, b: str) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+KINDS: dict[str, Callable[[ChatOpenAI, bool], Any]] = {
+    "window": lambda llm, messages: classic.ConversationBufferWindowMemory(k=2, llm=llm, return_messages=messages),
+    "tokens": lambda llm, messages: CountedTokens(llm=llm, max_token_limit=250, return_messages=messages),
+    "summary": lambda llm, messages: classic.ConversationSummaryMemory(llm=llm, return_messages=messages, strict=True),
+    "summary-buffer": lambda llm, messages: CountedSummaries(
+        llm=llm, max_token_limit=250, return_messages=messages, strict=True
+    ),
+}
+
+
+class CountedTokens(classic.ConversationTokenBufferMemory):
+    """Counts characters: the model's own tokenizer would have to be fetched."""
+
+    def _tokens(self, messages: Sequence[BaseMessage]) -> int:
+        return sum(len(str(m.content)) for m in messages)
+
+
+class CountedSummaries(classic.ConversationSummaryBufferMemory):
+    """The same."""
+
+    def _tokens(self, messages: Sequence[BaseMessage]) -> int:
+        return sum(len(str(m.content)) for m in messages)
+
+
+@pytest.mark.parametrize(("asynchronous", "as_messages"), [(False, False), (True, True)], ids=["text", "messages"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_but_the_new_question_is_warm(kind: str, asynchronous: bool, as_messages: bool) -> None:
+    prompt = ChatPromptTemplate.from_messages(
+        [("system", "You are brief."), MessagesPlaceholder("history"), ("human", "{input}")]
+    )
+    with serving(AgentServer(turns=0)) as server:
+        memory = KINDS[kind](model_of(server), as_messages)
+        more: dict[str, Any] = {"prompt": prompt} if as_messages else {}
+        chat(server, memory, 9, asynchronous=asynchronous, **more)
+        calls = [b for b in server.bodies if b in server.main]
+        cold: list[int] = []
+        for number, body in enumerate(calls):
+            known = [text_of(b) for b in server.bodies[: server.bodies.index(body)]]
+            sent = text_of(body)
+            warm = max((shared(sent, k) for k in known), default=0)
+            cold.append(len(sent) - warm)
+            assert sum(m["content"].count(f"question {number} ") for m in body["messages"]) == 1
+        # From the first call on that was seen with a history in it.
+        question = len("question 8 ") + 40 + len("\nHuman: \nAI:<user>")
+        assert max(cold[3:]) <= question + 12
+        assert len(server.prefills) >= 4
+
+
+def test_background_summaries_show_in_nobodys_callbacks() -> None:
+    class Counting(BaseCallbackHandler):
+        def __init__(self) -> None:
+            self.calls = 0
+
+        def on_chat_model_start(self, *args: Any, **kwargs: Any) -> None:
+            self.calls += 1
+
+    with serving(AgentServer(turns=0)) as server:
+        handler = Counting()
+        llm = model_of(server, callbacks=[handler])
+        memory = classic.ConversationSummaryMemory(llm=llm, strict=True)
+        chain = ConversationChain(llm=llm, memory=memory)
+        for i in range(4):
+            chain.invoke({"input": f"question {i}"})
+        memory.load_memory_variables({})
+        assert len(server.summaries) == 4
+        assert handler.calls == 4
+
+
+def test_without_a_call_that_is_seen_nothing_is_warmed(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"), serving(AgentServer(turns=0)) as server:
+        memory = classic.ConversationBufferWindowMemory(k=1, llm=model_of(server))
+        loaded(memory, [("a", "b"), ("c", "d"), ("e", "f")], asynchronous=False)
+        assert not server.bodies
+    assert "no call of the memory's llm was seen" in caplog.text
+    caplog.clear()
+    with caplog.at_level("INFO"):
+        loaded(classic.ConversationBufferWindowMemory(k=1), [("a", "b"), ("c", "d")], asynchronous=False)
+    assert caplog.text.count("give it as llm=") == 1
