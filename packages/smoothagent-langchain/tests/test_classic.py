@@ -305,6 +305,7 @@ def think(memory: Any) -> None:
         while (found := wait()) is not None and found._future is not None and not found._future.done():
             assert time.monotonic() < deadline
             time.sleep(0.002)
+        memory._upcoming.lane.wait(memory._upcoming.lane.spawn(asyncio.sleep(0)), 10)  # what follows from it has begun
 
 
 def text_of(body: dict[str, Any]) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 from langchain_core.language_models import BaseChatModel
@@ -14,6 +15,23 @@ from langsmith.run_helpers import tracing_context  # pyright: ignore[reportUnkno
 
 from smoothagent import BackendError, BackendUnreachableError, Caps, Generated, Prompt, Stream, Usage
 from smoothagent.serving.backend import Wire
+
+_unseen: ContextVar[bool] = ContextVar("smoothagent_unseen", default=False)
+
+
+@contextlib.contextmanager
+def unseen() -> Generator[None]:
+    """What is called inside is no call of the agent's: a summary, in the background or not."""
+    token = _unseen.set(True)
+    try:
+        yield
+    finally:
+        _unseen.reset(token)
+
+
+def is_unseen() -> bool:
+    """Whether a model that is called here is not to be taken for the agent's."""
+    return _unseen.get()
 
 
 class AsideBackend:
@@ -151,7 +169,7 @@ async def in_thread(work: Any) -> Any:
     def run() -> None:
         result, error = None, None
         try:
-            with tracing_context(enabled=False):
+            with tracing_context(enabled=False), unseen():
                 result = work()
         except BaseException as raised:  # handed on to the waiting coroutine, whatever it is
             error = raised

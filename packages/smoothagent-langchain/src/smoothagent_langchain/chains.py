@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import concurrent.futures
 import logging
+import threading
 import uuid
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, cast
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import BaseMessage
+from langchain_core.outputs import LLMResult
 from langchain_core.tracers.context import register_configure_hook
 
 from smoothagent import Backend, Prompt
 from smoothagent.lane import Lane, process_lane
 from smoothagent.serving.backend import Wire
+from smoothagent_langchain.aside import is_unseen
 from smoothagent_langchain.codec import LangChainCodec, alike
 from smoothagent_langchain.models import backend_for, name_of, to_wire_of
 from smoothagent_langchain.watch import SHAPING, name_in
@@ -75,16 +78,16 @@ def shape_of(sent: Sequence[BaseMessage], history: History, prompt: Prompt) -> S
 class Upcoming:
     """The next prompt of one memory's chain: what is certain of it is prefilled before the user has spoken.
 
-    A chain tells its memory nothing of its prompt, so it is looked at as it is sent: `watch` sets a callback handler
-    in the caller's context, where the chain's model finds it. A memory that is asked in another context than its model
-    (a step of its own in a runnable sequence) is not seen, and nothing is warmed then.
+    A chain tells its memory nothing of its prompt, so it is looked at as it is sent: a callback handler that all
+    models of the process find (see `_Seen`) knows the call by the history in it.
 
     Args:
         lane: where it is done.
+        heard: called with each answer to such a call.
     """
 
-    def __init__(self, lane: Lane | None = None) -> None:
-        self._lane = lane or process_lane()
+    def __init__(self, lane: Lane | None = None, *, heard: Callable[[BaseMessage], None] | None = None) -> None:
+        self._lane, self._heard = lane or process_lane(), heard
         self._session = uuid.uuid4().hex
         self._model: BaseChatModel | None = None
         self._backend: Backend | None = None
@@ -117,7 +120,7 @@ class Upcoming:
             weakref.finalize(self, self._lane.later, self._backend.release, self._session).atexit = False
         self._history = list(history) if isinstance(history, list) else history
         if self._backend is not None:
-            _watching.set(_Seen(self))
+            _SEEN.watch(self)
 
     def expect(self, history: History) -> None:
         """The chain's next prompt will hold ``history``."""
@@ -136,6 +139,7 @@ class Upcoming:
 
     def forget(self) -> None:
         """The conversation is over."""
+        _SEEN.forget(self)
         self.stop()
         if self._backend is not None:
             self._lane.call(self._backend.release, self._session)
@@ -155,8 +159,7 @@ class Upcoming:
         elif self._calls > 1:
             self.say_once(
                 "seen",
-                "nothing is warmed: no call of the memory's llm was seen that holds its history once, in the context "
-                "in which the history was loaded",
+                "nothing is warmed: no call of the memory's llm was seen that holds its history once",
             )
 
     async def _warm(self, backend: Backend, wires: Sequence[Wire], prompt: Prompt) -> None:
@@ -191,53 +194,72 @@ class Upcoming:
         if self._backend is not None:
             self._backend.main_first_token(self._session)
 
-    def answered(self) -> None:
-        """It has ended."""
+    def answered(self, message: BaseMessage | None) -> None:
+        """It has ended; with ``message``, if it has not failed."""
         if self._backend is not None:
             self._backend.main_done(self._session)
+        if message is not None and self._heard is not None:
+            self._heard(message)
 
 
 class _Seen(BaseCallbackHandler):
-    """Sees the calls that follow a memory's load in its context."""
+    """Sees the chat model calls of this process, for whoever has a history on its way to one.
+
+    A memory and its model may run in different contexts (steps of a runnable sequence, nodes of a graph), so nothing
+    that is set in one would be found in the other.
+    """
 
     run_inline = True
 
-    def __init__(self, upcoming: Upcoming) -> None:
-        self._upcoming, self._run = upcoming, None
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._watching: weakref.WeakSet[Upcoming] = weakref.WeakSet()
+        self._runs: dict[UUID, list[Upcoming]] = {}
 
-    _run: UUID | None
+    def watch(self, upcoming: Upcoming) -> None:
+        """Its history is on its way."""
+        with self._lock:
+            self._watching.add(upcoming)
+
+    def forget(self, upcoming: Upcoming) -> None:
+        """It has none any more."""
+        with self._lock:
+            self._watching.discard(upcoming)
 
     def on_chat_model_start(
         self, serialized: dict[str, Any], messages: list[list[BaseMessage]], *, run_id: UUID, **kwargs: Any
     ) -> None:
         """A model is called."""
         del serialized
-        if self._run is None and self._upcoming.sent(
-            messages[0] if messages else [], kwargs.get("invocation_params") or {}
-        ):
-            self._run = run_id
+        if is_unseen():
+            return
+        with self._lock:
+            watching = list(self._watching)
+        sent, params = messages[0] if messages else [], cast("dict[str, Any]", kwargs.get("invocation_params") or {})
+        if found := [upcoming for upcoming in watching if upcoming.sent(sent, params)]:
+            self._runs[run_id] = found
 
     def on_llm_new_token(self, token: Any, *, run_id: UUID, **kwargs: Any) -> None:
         """It has begun to answer."""
         del token, kwargs
-        if run_id == self._run:
-            self._upcoming.answers()
+        for upcoming in self._runs.get(run_id, ()):
+            upcoming.answers()
 
-    def on_llm_end(self, response: Any, *, run_id: UUID, **kwargs: Any) -> None:
+    def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
         """It has answered."""
-        del response, kwargs
-        self._ended(run_id)
+        del kwargs
+        generations = response.generations[0] if response.generations else []
+        message = getattr(generations[0], "message", None) if generations else None
+        for upcoming in self._runs.pop(run_id, ()):
+            upcoming.answered(message if isinstance(message, BaseMessage) else None)
 
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
         """It has failed."""
         del error, kwargs
-        self._ended(run_id)
-
-    def _ended(self, run_id: UUID) -> None:
-        if run_id == self._run:
-            self._run = None
-            self._upcoming.answered()
+        for upcoming in self._runs.pop(run_id, ()):
+            upcoming.answered(None)
 
 
-_watching: ContextVar[_Seen | None] = ContextVar("smoothagent_memory", default=None)
-register_configure_hook(_watching, inheritable=True)
+_SEEN = _Seen()
+_in_every_context: ContextVar[_Seen | None] = ContextVar("smoothagent_prompts", default=_SEEN)
+register_configure_hook(_in_every_context, inheritable=True)

@@ -26,7 +26,7 @@ from langchain_core.language_models import BaseLanguageModel
 from langchain_core.messages import BaseMessage, get_buffer_string
 from pydantic import Field, PrivateAttr
 
-from smoothagent_langchain.aside import quiet
+from smoothagent_langchain.aside import quiet, unseen
 from smoothagent_langchain.chains import History, Upcoming
 from smoothagent_langchain.codec import alike
 from smoothagent_langchain.running import RunningSummary
@@ -349,14 +349,17 @@ class ConversationSummaryBufferMemory(_SummarizedMemory, _PrunedMemory, BuiltInS
         messages = self._present(self.chat_memory.messages)
         surplus = self._surplus(messages, self.max_token_limit)
         if surplus:
-            self._replace(messages, surplus, self.predict_new_summary(messages[:surplus], self.moving_summary_buffer))
+            with unseen():
+                summary = self.predict_new_summary(messages[:surplus], self.moving_summary_buffer)
+            self._replace(messages, surplus, summary)
 
     async def aprune(self) -> None:
         """As `prune`."""
         messages = self._present(await self.chat_memory.aget_messages())
         surplus = self._surplus(messages, self.max_token_limit)
         if surplus:
-            summary = await self.apredict_new_summary(messages[:surplus], self.moving_summary_buffer)
+            with unseen():
+                summary = await self.apredict_new_summary(messages[:surplus], self.moving_summary_buffer)
             self._replace(messages, surplus, summary)
 
     @property
