@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -42,6 +43,7 @@ class AgentServer:
         holding: one of them is waiting.
         fail: statuses to answer lookahead requests with, first come first.
         vllm: whether it says that it is one.
+        pieces: cuts the arguments of the calls that it streams.
     """
 
     turns: int = 12
@@ -55,6 +57,7 @@ class AgentServer:
     released: threading.Event = field(default_factory=threading.Event)
     fail: list[int] = field(default_factory=list[int])
     vllm: bool = True
+    pieces: Callable[[str], Iterable[str]] | None = None
     known: list[str] = field(default_factory=list[str])
     running: int = 0
     url: str = ""
@@ -200,10 +203,26 @@ def _handler(server: AgentServer) -> type[BaseHTTPRequestHandler]:  # noqa: C901
             whole = _completion(server, body, finish, "delta", delta)
             first = {**whole, "usage": None, "choices": [{**whole["choices"][0], "finish_reason": None}]}
             last = {**whole, "usage": None, "choices": [{**whole["choices"][0], "delta": {}}]}
-            for event in (first, last, {**whole, "choices": list[Any]()}):
+            usage = {**whole, "choices": list[Any]()}
+            for event in itertools.chain(self._cut(first, calls), (last, usage)):
                 self.wfile.write(b"data: " + json.dumps(event).encode() + b"\n\n")
             self.wfile.write(b"data: [DONE]\n\n")
             self.close_connection = True
+
+        def _cut(self, first: dict[str, Any], calls: list[dict[str, Any]]) -> Generator[dict[str, Any]]:
+            if server.pieces is None or not calls:
+                yield first
+                return
+            choice = first["choices"][0]
+
+            def event(delta: dict[str, Any]) -> dict[str, Any]:
+                return {**first, "choices": [{**choice, "delta": delta}]}
+
+            begun = [{**c, "function": {**c["function"], "arguments": ""}} for c in calls]
+            yield event({**choice["delta"], "tool_calls": begun})
+            for call in calls:
+                for piece in server.pieces(call["function"]["arguments"]):
+                    yield event({"tool_calls": [{"index": call["index"], "function": {"arguments": piece}}]})
 
     return Handler
 

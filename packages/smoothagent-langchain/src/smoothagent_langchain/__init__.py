@@ -8,6 +8,7 @@
 from langchain.agents.middleware import ClearToolUsesEdit
 
 from smoothagent_langchain.editing import ContextEditingMiddleware
+from smoothagent_langchain.isolation import IsolationMiddleware
 from smoothagent_langchain.summarization import SummarizationMiddleware
 from smoothagent_langchain.views import (
     KeepRecentMiddleware,
@@ -21,6 +22,7 @@ __version__ = "0.1.0"
 __all__ = [
     "ClearToolUsesEdit",
     "ContextEditingMiddleware",
+    "IsolationMiddleware",
     "KeepRecentMiddleware",
     "OffloadMiddleware",
     "SlidingWindowMiddleware",

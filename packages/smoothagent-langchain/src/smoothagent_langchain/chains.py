@@ -107,6 +107,16 @@ class Upcoming:
         return Upcoming, ()
 
     @property
+    def shape(self) -> Shape | None:
+        """How the history stood in the last call; None before one was seen."""
+        return self._shape
+
+    @property
+    def model(self) -> BaseChatModel | None:
+        """The model it is sent to."""
+        return self._model
+
+    @property
     def lane(self) -> Lane:
         """Where work runs ahead."""
         return self._lane

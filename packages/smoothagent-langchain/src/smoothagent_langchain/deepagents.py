@@ -1,4 +1,4 @@
-"""Deep Agents' `SummarizationMiddleware` with the summary and its KV cache prepared ahead.
+"""Deep Agents' `SummarizationMiddleware` with the summary and its KV cache prepared ahead, and warmed sub-agents.
 
 Theirs is not a subclass of LangChain's: it leaves the messages as they are, notes in private state what the summary
 stands for, and saves what was summarized to the agent's backend. All of that is left to it; here it is only told when
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from deepagents.backends.protocol import BackendProtocol
+from deepagents.middleware.subagents import SubAgentMiddleware as BuiltInSubAgents
 from deepagents.middleware.summarization import DEEPAGENTS_DEFAULT_SUMMARY_PROMPT
 from deepagents.middleware.summarization import SummarizationMiddleware as BuiltIn
 from langchain.agents.middleware import ModelRequest, ModelResponse
@@ -26,6 +27,7 @@ from langchain_core.messages import AnyMessage, BaseMessage, HumanMessage
 
 from smoothagent import Backend, Message
 from smoothagent_langchain.agent import Call, end, lead_of, opened
+from smoothagent_langchain.isolation import DelegationHooks
 from smoothagent_langchain.summarization import PREFIX, MiddlewareSummaries
 from smoothagent_langchain.summarization import SummarizationMiddleware as LangChains
 from smoothagent_langchain.threads import Thread, Threads
@@ -267,6 +269,28 @@ class _Turn:
         """The model has answered."""
         if self.call is not None:
             end(self.call, response)
+
+
+class SubAgentMiddleware(DelegationHooks, BuiltInSubAgents[Any, Any]):
+    """``deepagents.middleware.subagents.SubAgentMiddleware`` whose sub-agents start warm.
+
+    As `smoothagent_langchain.IsolationMiddleware` says, which is what to pass to ``create_deep_agent``: that makes the
+    built-in itself, of its ``subagents``.
+
+    Args:
+        models: chat models of sub-agents that do not use the delegating agent's; those in ``subagents`` are known.
+        warm: prefill ahead; default yes, except at hosted endpoints.
+        **built_in: everything the built-in takes.
+    """
+
+    def __init__(
+        self, *, models: Mapping[str, BaseChatModel] | None = None, warm: bool | None = None, **built_in: Any
+    ) -> None:
+        super().__init__(**built_in)
+        specs = cast("Sequence[Mapping[str, Any]]", built_in.get("subagents") or ())
+        own = {s["name"]: s["model"] for s in specs if isinstance(s.get("model"), BaseChatModel)}
+        self.warm = warm
+        self._prepare_to_delegate({**own, **(models or {})})
 
 
 _turn: ContextVar[_Turn | None] = ContextVar("smoothagent_deepagents", default=None)
