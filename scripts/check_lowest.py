@@ -28,7 +28,7 @@ def main() -> int:
             [
                 *("uv", "pip", "install", "--quiet", "--python", python, "--resolution", "lowest-direct"),
                 *("--only-binary", ":all:", "--editable", ".[bench,langchain]", "--group", "test"),
-                *("--editable", "packages/smoothagent-langchain[bench,deepagents]"),
+                *("--editable", "packages/smoothagent-langchain[bench,classic,deepagents,langmem]"),
             ],
             ["uv", "pip", "list", "--python", python],
             [

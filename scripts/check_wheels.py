@@ -45,7 +45,12 @@ print(f"{len(packages)} packages imported, {len(groups)} entry point groups load
 """
 
 
-OPTIONAL = {"smoothagent-langchain": {"bench": "harness", "deepagents": "deepagents"}}
+OPTIONAL = {"smoothagent-langchain": {
+        "bench": "harness",
+        "classic": "classic",
+        "deepagents": "deepagents",
+        "langmem": "langmem",
+    }}
 """Extras of a member, by the module that needs what they bring: imported only where the extra is installed."""
 
 

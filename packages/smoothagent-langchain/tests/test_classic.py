@@ -25,6 +25,7 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
+from langchain_core.runnables import RunnablePassthrough
 from langchain_openai import ChatOpenAI
 from pydantic import PrivateAttr, SecretStr
 
@@ -362,6 +363,26 @@ def test_all_but_the_new_question_is_warm(kind: str, asynchronous: bool, as_mess
         question = len("question 8 ") + 40 + len("\nHuman: \nAI:<user>")
         assert max(cold[3:]) <= question + 12
         assert len(server.prefills) >= 4
+
+
+def test_a_memory_in_a_runnable_sequence_is_warmed_too() -> None:
+    """Its steps run in contexts of their own."""
+    prompt = ChatPromptTemplate.from_messages(
+        [("system", "You are brief.\n\nSo far:\n{history}"), ("human", "{input}")]
+    )
+    with serving(AgentServer(turns=0)) as server:
+        llm = model_of(server)
+        memory = classic.ConversationBufferWindowMemory(k=2, llm=llm)
+        chain: Any = (
+            RunnablePassthrough.assign(history=lambda x: memory.load_memory_variables(x)["history"]) | prompt | llm
+        )
+        for i in range(6):
+            question = {"input": f"question {i}"}
+            memory.save_context(question, {"output": chain.invoke(question).content})
+            think(memory)
+        last = server.main[-1]
+        before = [text_of(b) for b in server.bodies[: server.bodies.index(last)]]
+        assert len(text_of(last)) - max(shared(text_of(last), b) for b in before) <= len("<user>question 5") + 2
 
 
 def test_background_summaries_show_in_nobodys_callbacks() -> None:
