@@ -124,7 +124,7 @@ def test_listing_2_as_printed_asynchronous(form: Form) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("strategy", [KeepRecent(3, at_turns=5), SlidingWindow(tokens=700)], ids=repr)
+@pytest.mark.parametrize("strategy", [KeepRecent(3, at_turns=5), SlidingWindow(tokens=700)], ids=lambda s: type(s).__name__)
 def test_listing_2_with_our_strategies(form: Form, strategy: LookaheadStrategy) -> None:
     async def main() -> None:
         llm = Llm(form)
@@ -243,7 +243,7 @@ SINGLE_TASK = [
 ]
 
 
-@pytest.mark.parametrize("strategy", SINGLE_TASK, ids=repr)
+@pytest.mark.parametrize("strategy", SINGLE_TASK, ids=lambda s: type(s).__name__)
 @pytest.mark.parametrize("hand", ["raw", "fresh"])
 def test_a_raw_history_that_begins_as_its_head_does_stays_committed(strategy: LookaheadStrategy, hand: Hand) -> None:
     """One task, then only turns: what a window keeps is also how the raw history begins."""
@@ -253,7 +253,7 @@ def test_a_raw_history_that_begins_as_its_head_does_stays_committed(strategy: Lo
 
 
 @pytest.mark.parametrize("hand", ["view", "raw", "fresh"])
-@pytest.mark.parametrize("strategy", SINGLE_TASK[:3], ids=repr)
+@pytest.mark.parametrize("strategy", SINGLE_TASK[:3], ids=lambda s: type(s).__name__)
 def test_turns_that_are_all_alike_are_not_mistaken_for_one_another(strategy: LookaheadStrategy, hand: Hand) -> None:
     """An agent that polls: the same call with the same result, again and again."""
     turn = steady(1).turns[0]
@@ -279,7 +279,7 @@ class Reminted(Conversation):
         return out
 
 
-@pytest.mark.parametrize("strategy", SINGLE_TASK, ids=repr)
+@pytest.mark.parametrize("strategy", SINGLE_TASK, ids=lambda s: type(s).__name__)
 def test_ids_that_are_minted_anew_each_time_are_followed(strategy: LookaheadStrategy) -> None:
     async def main() -> list[oracle.Wires]:
         server = ScriptedBackend(delay=0.1)
@@ -298,7 +298,7 @@ def test_ids_that_are_minted_anew_each_time_are_followed(strategy: LookaheadStra
     assert all(same(a, b.sent) for a, b in zip(reminted, plain.steps, strict=True))
 
 
-@pytest.mark.parametrize("strategy", SINGLE_TASK, ids=repr)
+@pytest.mark.parametrize("strategy", SINGLE_TASK, ids=lambda s: type(s).__name__)
 def test_a_persisted_record_carries_a_raw_history_over_a_restart(strategy: LookaheadStrategy) -> None:
     async def main() -> None:
         server = ScriptedBackend(delay=0.1)
