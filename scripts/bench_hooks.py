@@ -10,6 +10,7 @@ a freshly parsed history <= 10 ms per 1,000 messages; a commit's re-verification
 from __future__ import annotations
 
 import json
+import logging
 import statistics
 import sys
 import tempfile
@@ -33,7 +34,7 @@ LENGTHS = (100, 1_000, 4_000)
 REPEATS = 60
 NEVER = 10**9
 NOWHERE = "http://127.0.0.1:9/v1"
-"""The discard port: nothing answers, and the hooks never ask."""
+"""The discard port: nothing answers, so that what the hooks start costs little beside them."""
 
 Wire = dict[str, Any]
 
@@ -59,6 +60,8 @@ def strategies(folder: str) -> dict[str, Callable[[], LookaheadStrategy]]:
     return {
         "summarize": lambda: Summarize(NEVER),
         "offload": offload,
+        # Outputs that are never worth moving: nothing is ever prepared, so every boundary asks again.
+        "offload, short": lambda: Offload(NEVER, store=store, allow_unreadable=True, min_chars=NEVER),
         "keep-recent": lambda: KeepRecent(10**5, at_turns=10**6),
         "sliding-window": lambda: SlidingWindow(10**6),
         "pipeline": lambda: Pipeline(offload(), Summarize(NEVER)),
@@ -67,7 +70,7 @@ def strategies(folder: str) -> dict[str, Callable[[], LookaheadStrategy]]:
 
 def measure(strategy: LookaheadStrategy, length: int) -> tuple[float, float, float]:
     """Medians: seconds of a commit hook, of a boundary hook, and of a commit hook on a freshly parsed history."""
-    runtime: LookaheadRuntime[Wire] = LookaheadRuntime(strategy, backend=OpenAIBackend(NOWHERE, "m"), lookahead=False)
+    runtime: LookaheadRuntime[Wire] = LookaheadRuntime(strategy, backend=OpenAIBackend(NOWHERE, "m"))
     messages = history(length)
     runtime.on_commit(messages)
     commits: list[float] = []
@@ -108,6 +111,7 @@ def timed(work: Callable[[], object]) -> float:
 def main() -> int:
     """Print the table."""
     out = sys.stdout.write
+    logging.getLogger("smoothagent").setLevel(logging.ERROR)  # that nothing answers
     out(f"{'strategy':16}" + "".join(f"{n:>9} msgs: commit/boundary µs, fresh ms" for n in LENGTHS) + "\n")
     with tempfile.TemporaryDirectory() as folder:
         for name, make in strategies(folder).items():

@@ -45,12 +45,14 @@ print(f"{len(packages)} packages imported, {len(groups)} entry point groups load
 """
 
 
-OPTIONAL = {"smoothagent-langchain": {
+OPTIONAL = {
+    "smoothagent-langchain": {
         "bench": "harness",
         "classic": "classic",
         "deepagents": "deepagents",
         "langmem": "langmem",
-    }}
+    }
+}
 """Extras of a member, by the module that needs what they bring: imported only where the extra is installed."""
 
 

@@ -99,11 +99,23 @@ def test_what_broke_is_counted_and_forgotten_with_the_rest(tmp_path: Path) -> No
 
 
 def test_a_demo_does_not_clear_a_benchmarks_results(tmp_path: Path) -> None:
-    check_own(tmp_path, "demo")
-    check_settings(tmp_path, {"profile": "demo"})
-    check_own(tmp_path, "demo")
-    other = tmp_path / "other"
-    other.mkdir()
-    check_settings(other, {"profile": "paper"})
-    with pytest.raises(ConfigurationError, match="which would be lost: choose another --out"):
-        check_own(other, "demo")
+    check_own(tmp_path)
+    check_settings(tmp_path, {"command": "demo", "profile": "demo"})
+    check_own(tmp_path)
+    kinds: list[dict[str, str]] = [{"command": "bench", "profile": "demo"}, {"profile": "paper"}]
+    for number, settings in enumerate(kinds):
+        other = tmp_path / str(number)
+        other.mkdir()
+        check_settings(other, settings)
+        with pytest.raises(ConfigurationError, match="which would be lost: choose another --out"):
+            check_own(other)
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    (bare / "results.jsonl").write_text("{}\n")
+    with pytest.raises(ConfigurationError, match="which would be lost"):
+        check_own(bare)
+    damaged = tmp_path / "damaged"
+    damaged.mkdir()
+    (damaged / "settings.json").write_text("{")
+    with pytest.raises(ConfigurationError, match="is damaged"):
+        check_own(damaged)

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 
 from smoothagent import BackendProtocolError, BackendUnreachableError, ConfigurationError
+from smoothagent_bench.commands import _without_key  # pyright: ignore[reportPrivateUsage]
 from smoothagent_bench.remote import find_server
 from smoothagent_bench.run import Server
 
@@ -27,8 +29,27 @@ def find(http: httpx.Client, model: str | None = None, window: int | None = None
 
 
 def test_vllm_and_sglang_say_their_window() -> None:
-    http = client({"data": [{"id": "qwen", "max_model_len": 32_768}]})
-    assert find(http) == Server("http://server/v1", "qwen", 32_768, 0, "key")
+    for owner, known in (("vllm", True), ("sglang", True), ("somebody", False)):
+        http = client({"data": [{"id": "qwen", "max_model_len": 32_768, "owned_by": owner}]})
+        assert find(http) == replace(Server("http://server/v1", "qwen", 32_768, 0, "key"), full_length=known)
+
+
+def test_a_lookahead_server_that_is_not_there_is_missed_at_once() -> None:
+    def handle(request: httpx.Request) -> httpx.Response:
+        if request.url.host == "side":
+            raise httpx.ConnectError("refused", request=request)
+        return httpx.Response(200, json={"data": [{"id": "qwen", "max_model_len": 32_768}]})
+
+    http = httpx.Client(transport=httpx.MockTransport(handle))
+    with pytest.raises(BackendUnreachableError, match="nothing answers at http://side/v1"):
+        find_server("http://server", None, lookahead_url="http://side", client=http)
+
+
+def test_a_key_is_in_no_report() -> None:
+    for given in (["--api-key", "sk-1"], ["--api-key=sk-1"], ["--api", "sk-1"], ["--ap=sk-1"]):
+        shown = list(_without_key(["--base-url", "http://x/v1", *given, "--agents", "2"]))
+        assert "sk-1" not in " ".join(shown)
+        assert " ".join(shown).endswith("--agents 2")
 
 
 def test_llama_cpp_says_its_slots_and_their_window() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from conversations import runtime_of
 from examples import examples
-from scripted import WHO, ScriptedBackend, tokens_of
+from scripted import WHO, CharCounter, ScriptedBackend, tokens_of
 from smoothagent import (
     BackendUnreachableError,
     ClosedError,
@@ -263,3 +264,97 @@ def test_the_head_is_a_copy_and_the_callers_context_stays_with_the_caller() -> N
         await other.aclose()
 
     delegated(test)
+
+
+# ---- what it holds, what it costs, and what goes on from it ----------------------------------------------------------
+
+
+def test_a_server_that_is_not_warmed_is_asked_for_nothing() -> None:
+    async def test(delegation: Delegation[Any], server: ScriptedBackend) -> None:
+        delegation.feed("read it")
+        await asyncio.sleep(5)
+        assert server.sent == []
+        assert delegation.on_commit("read it") == [*HEAD, instruction("read it")]
+
+    delegated(test, ScriptedBackend(delay=0.1, warms=False))
+
+
+def test_what_is_dropped_or_closed_with_its_parent_holds_no_slot() -> None:
+    async def main() -> None:
+        server = ScriptedBackend(delay=0.1)
+        runtime = runtime_of(KeepRecent(2, at_turns=4), server)
+        used = runtime.delegate(prompt=PROMPT, head=HEAD, instruction=instruction)
+        await asyncio.sleep(1)
+        used.on_commit("read it")
+        await asyncio.sleep(0.1)
+        sessions = [used.session]
+        del used
+        gc.collect()
+        await asyncio.sleep(0)
+        assert server.released == sessions
+        waiting = runtime.delegate(prompt=PROMPT, head=HEAD, instruction=instruction)
+        await asyncio.sleep(1)
+        await runtime.aclose()
+        assert waiting.session in server.released
+        with pytest.raises(ClosedError):
+            waiting.feed("more")
+
+    run_virtual(main())
+
+
+def test_a_task_that_nobody_speaks_of_is_given_up() -> None:
+    async def test(delegation: Delegation[Any], server: ScriptedBackend) -> None:
+        await asyncio.sleep(200)
+        delegation.feed("read")
+        await asyncio.sleep(200)
+        assert server.released == []
+        await asyncio.sleep(200)
+        assert server.released == [delegation.session]
+
+    delegated(test)
+
+
+@pytest.mark.parametrize("commits", [False, True])
+def test_a_prefill_that_is_cut_short_is_booked(commits: bool) -> None:
+    async def main() -> None:
+        server = ScriptedBackend(delay=10.0)
+        runtime = runtime_of(KeepRecent(2, at_turns=4), server)
+        delegation = runtime.delegate(prompt=PROMPT, head=HEAD, instruction=instruction)
+        await asyncio.sleep(1)
+        if commits:
+            delegation.on_commit("read it")
+            await asyncio.sleep(1)
+        await delegation.aclose()
+        counts = runtime.ledger.snapshot()
+        assert counts.prefilled_tokens == len(tokens_of(HEAD))
+        assert counts.wasted_tokens == (0 if commits else len(tokens_of(HEAD)))
+        await runtime.aclose()
+
+    run_virtual(main())
+
+
+def test_a_sub_agent_of_many_turns_goes_on_where_it_was_warmed() -> None:
+    async def main() -> None:
+        server = ScriptedBackend(delay=0.1, elsewhere=True)
+        runtime = runtime_of(KeepRecent(2, at_turns=4), server)
+        delegation = runtime.delegate(prompt=PROMPT, head=HEAD, instruction=instruction)
+        await asyncio.sleep(1)
+        messages = delegation.on_commit("read it")
+        child = runtime.sub_agent(delegation, KeepRecent(1, at_turns=3), tokens=CharCounter())
+        assert await child.aon_commit(messages) == messages
+        async with child.main_request() as request:
+            assert request.extras == server.route(delegation.session, Stream.MAIN)
+            assert server.delivered == [delegation.session]  # what was warmed elsewhere has come
+        for number in range(4):
+            messages = [*messages, {"role": "assistant", "content": f"step {number}"}, instruction(str(number))]
+            child.on_segment_boundary(messages)
+            await asyncio.sleep(1)
+            messages = await child.aon_commit(messages)
+        assert child.last_commit is not None
+        assert {s.conversation for s in server.sent} == {delegation.session}
+        assert server.released == []
+        await child.aclose()
+        assert server.released == [delegation.session]
+        await runtime.aclose()
+
+    run_virtual(main())

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import functools
+import gc
 import itertools
+import json
 import logging
 from collections.abc import Awaitable, Sequence
 from dataclasses import replace
@@ -13,6 +16,9 @@ from typing import Any, ClassVar, cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import oracle
 from conversations import (
@@ -32,13 +38,14 @@ from conversations import (
 )
 from examples import examples
 from listing import FORMS, Llm, aagent, execute_tool
-from scripted import CharCounter, ScriptedBackend
+from scripted import CharCounter, ScriptedBackend, tokens_of
 from smoothagent import (
     Caps,
     ClosedError,
     CommitRecord,
     ConfigurationError,
     EstimateCounter,
+    Generated,
     HistoryError,
     KeepRecent,
     LookaheadRuntime,
@@ -52,11 +59,17 @@ from smoothagent import (
     SlidingWindow,
     Stream,
     Summarize,
+    ToolCall,
     Usage,
+    lookahead,
+    machine,
+    observe,
 )
 from smoothagent.lane import LoopLane
+from smoothagent.machine import Event, State
 from smoothagent.record import Whole
 from smoothagent.remembered import remembered
+from smoothagent.telemetry import Telemetry
 from virtual_clock import run_virtual
 
 STORE = OffloadStore("memory://runtime")
@@ -124,7 +137,9 @@ def test_listing_2_as_printed_asynchronous(form: Form) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("strategy", [KeepRecent(3, at_turns=5), SlidingWindow(tokens=700)], ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize(
+    "strategy", [KeepRecent(3, at_turns=5), SlidingWindow(tokens=700)], ids=lambda s: type(s).__name__
+)
 def test_listing_2_with_our_strategies(form: Form, strategy: LookaheadStrategy) -> None:
     async def main() -> None:
         llm = Llm(form)
@@ -600,27 +615,157 @@ def test_what_a_commit_sends_was_counted_ahead(strategy: LookaheadStrategy) -> N
     assert all(n <= 1 for kind, n in counted if kind is None)
 
 
-def test_a_counter_is_asked_again_where_what_it_counted_has_gone() -> None:
+def test_each_content_is_counted_once_and_no_text_is_kept() -> None:
+    """deepagents#1530."""
     counter = Asked()
     known = remembered(counter)
     picture = {"type": "image_url", "image_url": {"url": "data:" + "A" * 10_000}}
     messages = [
         Message("user", "text"),
         Message("tool", "text", tool_call_id="c"),
+        Message("tool", "text", tool_call_id="d"),
         Message("user", ({"type": "text", "text": "text"}, picture)),
         Message("assistant", "text", extra={"reasoning_content": "because"}),
+        Message("assistant", "text", extra={"thinking_blocks": ["because"]}),
         Message("assistant", "text"),
+        Message("assistant", "text", (ToolCall("i", "n", "{}"),)),
         Message("user", "\ud800"),
+        Message("assistant", "text", cast("Any", [ToolCall("i", "a list", "{}")])),
     ]
+    same = [replace(m) for m in messages]
     for _ in range(3):
-        assert [known.count(m) for m in messages] == [CharCounter().count(m) for m in messages]
+        assert [known.count(m) for m in [*messages, *same]] == [CharCounter().count(m) for m in messages] * 2
     assert len(counter.asked) == len(messages)
     for i in range(10_000):
         known.count(Message("user", str(i)))
     known.count(messages[0])
-    assert len(counter.asked) == len(messages) + 10_001
+    assert len(counter.asked) == len(messages) + 10_000
+    counted = cast("Any", known)
+    assert len(counted._by_object) == len(messages) * 2  # of those that are still there
+    assert len(counted._by_content) <= 8192
+    assert all(isinstance(key, bytes) and len(key) == 16 for key in counted._by_content)
     assert remembered(known) is known
     assert isinstance(remembered(EstimateCounter()), EstimateCounter)
+
+
+@pytest.mark.parametrize("turns", [6, 40])
+def test_the_log_replays_to_the_present_state_after_a_rest_and_where_it_was_cut(
+    turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lookahead, "_LOG_EVENTS", 30)
+
+    async def main() -> None:
+        server = ScriptedBackend(answer=oracle.answer)
+        runtime = runtime_of(Summarize(900, keep=250, max_tokens=50), server)
+        conversation = Conversation(runtime, None)
+        for part in range(3):
+            conversation.raw, conversation.view = [], []
+            await conversation.run(steady(turns))
+            for wait in (False, True):
+                events = [Event.decode(json.loads(json.dumps(e))) for e in runtime.events]
+                assert len(events) <= 31
+                state = functools.reduce(lambda s, e: machine.step(s, e)[0], events, State())
+                assert state == cast("Any", runtime)._lookahead.state
+                if wait or part:
+                    break
+                runtime.rest()
+        await runtime.aclose()
+
+    run_virtual(main())
+
+
+def test_what_is_wrong_with_the_server_is_said_when_it_is_found_out(caplog: pytest.LogCaptureFixture) -> None:
+    class Mismatched(ScriptedBackend):
+        async def caps(self) -> Caps:
+            raise ConfigurationError("the second server has another window")
+
+    async def main() -> None:
+        runtime = runtime_of(KeepRecent(50, at_turns=99), Mismatched())
+        history = [{"role": "user", "content": "x"}]
+        await runtime.aon_commit(history)
+        async with runtime.main_request():
+            pass
+        assert "another window" in caplog.text
+        await runtime.aclose()
+
+    run_virtual(main())
+
+
+def test_a_trigger_that_the_server_cannot_reach_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    class Small(ScriptedBackend):
+        async def caps(self) -> Caps:
+            return replace(await super().caps(), window=500)
+
+    async def main() -> None:
+        for hard, said in ((900, True), (400, False)):
+            caplog.clear()
+            runtime = runtime_of(Summarize(hard, keep=100, max_tokens=50), Small())
+            await runtime.aon_commit([{"role": "user", "content": "x"}])
+            async with runtime.main_request():
+                pass
+            assert ("trigger is 900 tokens and the server's window is 500" in caplog.text) is said
+            await runtime.aclose()
+
+    run_virtual(main())
+
+
+def test_what_a_summary_found_in_the_cache_costs_what_it_costs() -> None:
+    async def main() -> None:
+        def cached(n: int, answer: Generated) -> Generated:
+            return replace(answer, usage=replace(answer.usage, cached_tokens=answer.usage.prompt_tokens - 3))
+
+        server = ScriptedBackend(answer=oracle.answer, generated=cached, warms=False)
+        runtime = runtime_of(Summarize(900, keep=250, max_tokens=50), server)
+        await Conversation(runtime, server).run(steady(8))
+        counts = runtime.ledger.snapshot()
+        asked = [s for s in server.sent if s.kind == "generate"]
+        assert asked
+        assert counts.reused_tokens == sum(len(tokens_of(s.messages)) - 3 for s in asked)
+        await runtime.aclose()
+
+    run_virtual(main())
+
+
+def test_a_runtime_is_not_let_go_while_its_request_runs() -> None:
+    async def main() -> None:
+        server = ScriptedBackend()
+        lane = LoopLane(asyncio.get_running_loop())
+        runtime: LookaheadRuntime[Any] = LookaheadRuntime(KeepRecent(2, at_turns=5), backend=server, lane=lane)
+        await runtime.aon_commit([{"role": "user", "content": "x"}])
+        session, request = runtime.session, runtime.main_request()
+        del runtime
+        gc.collect()
+        async with request:
+            await asyncio.sleep(1)
+            assert server.released == []
+        del request
+        gc.collect()
+        await asyncio.sleep(0)
+        assert server.released == [session]
+
+    run_virtual(main())
+
+
+def test_commits_are_linked_to_the_work_they_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(observe, "Telemetry", lambda: Telemetry(provider))
+
+    async def main() -> None:
+        server = ScriptedBackend(answer=oracle.answer)
+        runtime = runtime_of(Summarize(900, keep=250, max_tokens=50), server)
+        await Conversation(runtime, server).run(steady(8))
+        await runtime.aclose()
+
+    run_virtual(main())
+    spans = exporter.get_finished_spans()
+    commit = next(s for s in spans if s.name == "smoothagent.commit")
+    assert (commit.attributes or {})["smoothagent.lookahead"] == "hit"
+    linked = [link.context.span_id for link in commit.links]
+    work = {s.context.span_id: s for s in spans if s.name != "smoothagent.commit" and s.context is not None}
+    assert {work[span].name for span in linked} == {"smoothagent.transform", "smoothagent.prefill"}
+    summary = next(work[span] for span in linked if work[span].name == "smoothagent.transform")
+    assert (summary.attributes or {})["gen_ai.usage.output_tokens"] == 5
 
 
 # ---- what is sent where ----------------------------------------------------------------------------------------------

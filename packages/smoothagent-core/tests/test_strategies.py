@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -497,3 +498,32 @@ def test_a_message_may_hold_several_calls_of_one_name() -> None:
     calls = tuple(ToolCall(f"c{i}", "sed", "{}") for i in range(2))
     message = Message("assistant", None, calls)
     assert oracle.paired([message.wire(), *(Message("tool", "r", tool_call_id=c.id).wire() for c in calls)])
+
+
+def test_offload_looks_at_each_message_once_however_long_the_history_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing is ever worth moving every boundary asks again."""
+    looked: list[Message] = []
+    strategy = Offload(10**6, store=OffloadStore("memory://once"), min_chars=10**6)
+    real = Offload._bulky  # pyright: ignore[reportPrivateUsage]
+
+    def bulky(self: Offload, message: Message) -> bool:
+        looked.append(message)
+        return real(self, message)
+
+    monkeypatch.setattr(Offload, "_bulky", bulky)
+    history: list[Message] = []
+    strategy.main.messages = history
+    for i in range(200):
+        call = ToolCall(f"c{i}", "sed", "{}")
+        history += [Message("assistant", "", (call,)), Message("tool", "out", tool_call_id=call.id)]
+        assert not strategy.should_lookahead()
+        assert not strategy.should_commit()
+    assert len(looked) == 200
+    # Another history, even of the same end, is looked at anew, and so is one that was cut and goes on otherwise.
+    strategy.main.messages = list(history)
+    strategy.should_lookahead()
+    assert len(looked) == 400
+    del strategy.main.messages[10:]
+    strategy.main.messages += [replace(m) for m in history[10:]]
+    strategy.should_lookahead()
+    assert len(looked) == 600

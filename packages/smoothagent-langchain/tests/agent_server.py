@@ -35,6 +35,7 @@ class AgentServer:
     Attributes:
         turns: tool calls it makes before it says that it is done.
         bodies: chat requests in the order they came.
+        answered: those that were answered, in that order.
         summary: what it answers when asked for one; another one for another conversation.
         extra_usage: tokens it reports beyond those it counts.
         watched: whose lookahead `idle` waits for.
@@ -51,6 +52,7 @@ class AgentServer:
     extra_usage: int = 0
     watched: list[Threads] = field(default_factory=list[Threads])
     bodies: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    answered: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     pause: float = 0.0
     hold_from: int = 0
     holding: threading.Event = field(default_factory=threading.Event)
@@ -175,6 +177,7 @@ def _handler(server: AgentServer) -> type[BaseHTTPRequestHandler]:  # noqa: C901
                 message, finish = server.answer(body)
                 time.sleep(server.pause)
                 server.hold(body)
+                server.answered.append(body)
                 if body.get("stream"):
                     self._stream(body, message, finish)
                 else:

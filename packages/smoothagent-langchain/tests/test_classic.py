@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from langchain_anthropic import ChatAnthropic
 from langchain_classic import memory as built_in
 from langchain_classic.chains import ConversationChain
 from langchain_core.callbacks import BaseCallbackHandler
@@ -31,7 +32,9 @@ from pydantic import PrivateAttr, SecretStr
 
 from agent_server import AgentServer, serving
 from examples import examples
+from smoothagent import OpenAIBackend
 from smoothagent_langchain import classic, running
+from smoothagent_langchain.models import backend_for, speaks_chat
 
 pytestmark = pytest.mark.filterwarnings("ignore::langchain_core._api.LangChainDeprecationWarning")
 
@@ -250,6 +253,109 @@ def test_a_summary_of_messages_that_were_edited_is_dropped(monkeypatch: pytest.M
         time.sleep(0.002)
     assert memory.load_memory_variables({}) == {"history": "Human: my name is Bea\nAI: hello Ann, how are you?"}
     assert not memory.moving_summary_buffer
+
+
+def test_a_summary_of_messages_that_were_edited_in_place_is_dropped() -> None:
+    memory = classic.ConversationSummaryBufferMemory(llm=Llm(), max_token_limit=20)
+    memory.save_context({"input": "my name is Ann"}, {"output": "hello, how are you?"})
+    think(memory)
+    memory.chat_memory.messages[0].content = "[removed]"
+    assert "Ann" not in str(memory.load_memory_variables({}))
+
+
+@pytest.mark.parametrize("make", MEMORIES)
+def test_a_strict_memory_can_be_saved_after_each_turn(make: Callable[..., Any]) -> None:
+    """A memory made anew for each request: the summary is in the fields, as the built-in's is."""
+    memory = make(Llm(), strict=True)
+    memory.save_context({"input": "my name is Ann"}, {"output": "hello, how are you?"})
+    fields = memory.model_dump(include={"buffer", "moving_summary_buffer"})
+    assert "Ann" in str(fields)
+    lazy = make(Llm())
+    lazy.save_context({"input": "my name is Ann"}, {"output": "hello, how are you?"})
+    lazy.flush()
+    assert lazy.model_dump(include={"buffer", "moving_summary_buffer"}) == fields
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_memory_that_is_reset_by_hand_or_given_another_history_has_forgotten(elsewhere: bool) -> None:
+    def history() -> Any:
+        return Elsewhere() if elsewhere else InMemoryChatMessageHistory()
+
+    used = classic.ConversationSummaryMemory(llm=Llm(), chat_memory=history())
+    used.save_context({"input": "my name is Ann"}, {"output": "hello"})
+    other = used.model_copy(update={"chat_memory": history(), "buffer": ""})
+    assert other.load_memory_variables({}) == {"history": ""}
+    other.save_context({"input": "x"}, {"output": "y"})
+    assert "Ann" not in str(other.load_memory_variables({}))
+    used.load_memory_variables({})
+    if not elsewhere:
+        used.chat_memory.clear()
+    used.buffer = ""
+    assert used.load_memory_variables({}) == {"history": ""}
+    used.save_context({"input": "x"}, {"output": "y"})
+    assert "Ann" not in str(used.load_memory_variables({}))
+
+
+def test_what_a_subclass_has_made_its_own_is_asked() -> None:
+    class Redacting(classic.ConversationTokenBufferMemory):
+        @property
+        def buffer_as_str(self) -> str:
+            return super().buffer_as_str.replace("secret", "***")
+
+    class Pruned(classic.ConversationSummaryBufferMemory):
+        def prune(self) -> None:
+            del self.chat_memory.messages[:1]
+
+    memory = Redacting(llm=Llm())
+    for asynchronous in (False, True):
+        [*_, last] = loaded(memory, [("a secret", "b")], asynchronous=asynchronous)
+        assert "***" in last["history"]
+        assert "secret" not in last["history"]
+    pruned = Pruned(llm=Llm(), max_token_limit=10_000)
+    [*_, last] = loaded(pruned, [("a", "b")], asynchronous=False)
+    assert last == {"history": "AI: b"}
+
+
+def test_a_model_that_cannot_count_costs_an_async_chain_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    class Mute(Llm):
+        def get_num_tokens_from_messages(self, messages: list[BaseMessage], tools: Any = None) -> int:
+            raise NotImplementedError("no tokenizer")
+
+    with caplog.at_level("INFO"):
+        seen = loaded(classic.ConversationTokenBufferMemory(llm=Mute()), [("a", "b"), ("c", "d")], asynchronous=True)
+    assert seen[-1] == {"history": "Human: a\nAI: b\nHuman: c\nAI: d"}
+    assert caplog.text.count("cannot count tokens") == 1
+
+
+def test_two_prunes_at_once_lose_nothing() -> None:
+    llm = Llm()
+    memory = classic.ConversationSummaryBufferMemory(llm=llm, max_token_limit=20)
+    for i in range(6):
+        memory.chat_memory.add_messages([HumanMessage(f"h{i}" * 3), AIMessage(f"a{i}" * 3)])
+
+    async def both() -> None:
+        await asyncio.gather(memory.aprune(), memory.aprune())
+
+    asyncio.run(both())
+    said = memory.load_memory_variables({})["history"].removeprefix("System: ").replace("/", "\n")
+    assert said == "\n".join(f"Human: {f'h{i}' * 3}\nAI: {f'a{i}' * 3}" for i in range(6))
+
+
+@pytest.mark.parametrize("make", MEMORIES)
+def test_two_memories_of_the_same_are_equal(make: Callable[..., Any]) -> None:
+    llm = Llm()
+    one, two = make(llm), make(llm)
+    assert one == two
+    assert copy.deepcopy(one).chat_memory == one.chat_memory
+
+
+def test_a_model_that_speaks_another_api_is_no_trouble() -> None:
+    """ChatAnthropic has a payload of the same name as OpenAI's, without system messages among the others."""
+    model = ChatAnthropic(model_name="m", api_key=SecretStr("x"), base_url="http://127.0.0.1:9", timeout=1, stop=None)
+    assert not speaks_chat(model)
+    window = classic.ConversationBufferWindowMemory(k=1, llm=model, return_messages=True)
+    loaded(window, [("a", "b"), ("c", "d")], asynchronous=False)
+    assert not isinstance(backend_for(model), OpenAIBackend)
 
 
 @pytest.mark.parametrize("make", MEMORIES)

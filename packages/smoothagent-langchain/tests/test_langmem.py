@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.runnables import RunnableLambda
 from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
@@ -211,6 +213,104 @@ def test_a_failing_summary_is_made_as_the_built_in_makes_it() -> None:
         node = SummarizationNode(model=model_of(server), **LIMITS)
         with pytest.raises(Exception, match="500"):
             stepped(node, 14)
+
+
+def test_what_is_prepared_shows_in_no_run_of_the_users() -> None:
+    """Neither the summary nor its prompt template, which is a run of its own."""
+
+    class Counting(BaseCallbackHandler):
+        def __init__(self) -> None:
+            self.runs: list[str] = []
+
+        def on_chain_start(self, serialized: Any, inputs: Any, *, name: str = "", **kwargs: Any) -> None:
+            self.runs.append(name)
+
+        def on_chat_model_start(self, *args: Any, **kwargs: Any) -> None:
+            self.runs.append("model")
+
+    def runs(make: Any) -> list[list[str]]:
+        counted: list[list[str]] = []
+        with serving(AgentServer()) as server:
+            handler = Counting()
+            node = make(model=model_of(server).with_config(callbacks=[handler]).with_retry(), **LIMITS)
+            graph: Any = StateGraph(State)
+            graph.add_node("summarize", node)
+            graph.add_edge(START, "summarize")
+            compiled = graph.compile()
+            context: dict[str, Any] = {}
+            for i in range(14):
+                handler.runs.clear()
+                given: Any = {"messages": history(i), "context": context}
+                out = compiled.invoke(given, {"callbacks": [handler]})
+                context = out["context"]
+                settle(node)
+                counted.append([name for name in handler.runs if "Prompt" in name or name == "model"])
+            assert server.summaries
+        return counted
+
+    ours, theirs = runs(SummarizationNode), runs(BuiltIn)
+    # The built-in asks its model in the turn that summarizes; each later turn writes the prompt with the summary.
+    assert any("model" in turn for turn in theirs)
+    assert not any("model" in turn for turn in ours)
+    assert all(turn in ([], ["ChatPromptTemplate"]) for turn in ours)
+
+
+def test_one_conversation_without_a_thread_is_known_again_after_each_summary() -> None:
+    """Also where the messages themselves are replaced, and the summary's message gets a new id each time."""
+    with serving(AgentServer()) as server:
+        node = SummarizationNode(model=model_of(server), output_messages_key="messages", **LIMITS)
+        graph: Any = StateGraph(State)
+        graph.add_node("summarize", node)
+        graph.add_edge(START, "summarize")
+        compiled = graph.compile()
+        state: dict[str, Any] = {"messages": [HumanMessage("the task", id="h")], "context": {}}
+        for i in range(30):
+            state["messages"] = [*state["messages"], *history(i + 1)[-2:]]
+            state = compiled.invoke(cast("Any", state))
+            settle(node)
+        made = len(server.summaries)
+        assert 3 <= made <= 7
+        assert len({id(talk) for talk in node._talks.values()}) == 1  # pyright: ignore[reportPrivateUsage]
+
+
+def test_conversations_at_once_share_no_summary() -> None:
+    system = SystemMessage("be brief", id="same for all")
+    with serving(AgentServer()) as server:
+        node = SummarizationNode(model=model_of(server), **LIMITS)
+        contexts: dict[str, dict[str, Any]] = {"one": {}, "two": {}}
+        for i in range(14):
+            for name in contexts:
+                mine = [m.model_copy(update={"id": f"{name} {m.id}"}) for m in history(i)[1:]]
+                update = node.invoke({"messages": [system, *mine], "context": contexts[name]})
+                contexts[name] = update.get("context", contexts[name])
+                settle(node)
+        for name, context in contexts.items():
+            assert all(i.startswith(name) for i in context["running_summary"].summarized_message_ids)
+        assert len(server.summaries) <= 6
+
+
+def test_the_newest_question_stays() -> None:
+    with serving(AgentServer()) as server:
+        node = SummarizationNode(model=model_of(server), **LIMITS)
+        context: dict[str, Any] = {}
+        for i in range(1, 20):
+            talk = [
+                [HumanMessage(f"q{k} " + "q" * 300, id=f"q{k}"), AIMessage("a" * 300, id=f"a{k}")] for k in range(i)
+            ]
+            messages = [m for pair in talk for m in pair][:-1]
+            update = node.invoke({"messages": messages, "context": context})
+            context = update.get("context", context)
+            settle(node)
+            assert update["summarized_messages"][-1].content == messages[-1].content
+
+
+def test_a_model_that_cannot_be_kept_quiet_is_asked_when_it_is_due(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"), serving(AgentServer()) as server:
+        node = SummarizationNode(model=RunnableLambda(model_of(server).invoke), **LIMITS)
+        updates = stepped(node, 9)
+        assert "context" in updates[-1]
+        assert len(server.summaries) == 1
+    assert "nothing runs ahead" in caplog.text
 
 
 def test_impossible_limits_are_the_built_ins_error() -> None:

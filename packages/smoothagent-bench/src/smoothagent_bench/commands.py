@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -153,7 +153,7 @@ def _order(options: argparse.Namespace, argv: Sequence[str]) -> Order:
                 f"--harness {options.harness} has no {name}: choose from {', '.join(harness.kinds)}"
             )
     return Order(
-        command=("smoothagent", "bench", *argv),
+        command=("smoothagent", "bench", *_without_key(argv)),
         title="SmoothAgent benchmark",
         variants=tuple(variants(names, window_turns=turns, stride=options.stride)),
         agents=options.agents,
@@ -184,12 +184,12 @@ def _execute(order: Order, console: Console, *, fresh: bool) -> int:
     results = ResultsFile(order.out)
     with _server(order, console) as server:
         if fresh:
-            check_own(order.out, demo_profile().name)
+            check_own(order.out)
             results.clear()
         profile = demo_profile() if order.small else paper_profile(server.window)
         where = order.base_url or "embedded"
         plan = Plan(order.variants, profile, order.agents, order.tool_seconds, order.runs, order.harness, where)
-        check_settings(order.out, plan.settings(server))
+        check_settings(order.out, {"command": order.command[1], **plan.settings(server)})
         _announce(plan, server, console)
         interrupted = False
         with LiveProgress(console, agents=plan.agents, steps=profile.steps) as progress:
@@ -257,21 +257,40 @@ def _server(order: Order, console: Console) -> Generator[Server]:
         model = find_model(progress)
     agents = _conversations(order)
     with contextlib.ExitStack() as engines:
-        engine = engines.enter_context(EmbeddedEngine(model, conversations=agents))
+        started = [EmbeddedEngine(model, conversations=agents)]
+        engine = engines.enter_context(started[0])
         side = None
         if not order.one_server and usable_cores() > DECODING_THREADS:
-            side = engines.enter_context(EmbeddedEngine(model, conversations=agents, beside=engine))
+            started.append(EmbeddedEngine(model, conversations=agents, beside=engine))
+            side = engines.enter_context(started[1])
+
+        def check() -> None:
+            for one in started:
+                one.check()
+
         yield Server(
             engine.base_url,
             engine.model,
             min(order.window or WINDOW, engine.window),
             SLOTS * agents,
             lookahead_url=None if side is None else side.base_url,
+            check=check,
         )
 
 
 def _conversations(order: Order) -> int:
     return order.agents * conversations(v.kind for v in order.variants)
+
+
+def _without_key(argv: Sequence[str]) -> Iterator[str]:
+    """The command line as a report may show it: reports are passed on."""
+    hidden = False
+    for word in argv:
+        name, equals, _ = word.partition("=")
+        # argparse takes any beginning of an option's name that is not another's.
+        key = len(name) > len("--a") and "--api-key".startswith(name)
+        yield "***" if hidden else f"{name}=***" if key and equals else word
+        hidden = key and not equals
 
 
 def _refuse(error: SmoothAgentError) -> int:

@@ -25,9 +25,6 @@ from smoothagent_bench.workload import Step
 
 GROUP = "smoothagent.harnesses"
 
-FULL_LENGTH = {"ignore_eos": True}
-"""Replies, and summaries, run to their limit: the same lengths in all modes."""
-
 
 def find_harness(name: str) -> Harness:
     """The harness registered by a name.
@@ -80,7 +77,7 @@ class PlainAgent:
         self._assignment, self._job, self._script = assignment, assignment.job, assignment.script
         self._client = client
         self._workspace = Path(self._job.workspace)
-        self._prompt = Prompt(model=self._job.model, params={"temperature": 0, "extra_body": FULL_LENGTH})
+        self._prompt = Prompt(model=self._job.model, params={"temperature": 0, "extra_body": self._job.extra_body})
         self._backend: OpenAIBackend | None = None
         self._side: Side = self._open()
         self._delegation: Delegation[Wire] | None = None
@@ -158,7 +155,7 @@ class PlainAgent:
                 "max_tokens": max_tokens,
                 "temperature": 0,
                 **extras,
-                "extra_body": {**FULL_LENGTH, **extras.get("extra_body", {})},
+                "extra_body": {**self._job.extra_body, **extras.get("extra_body", {})},
             }
             reply = await stream_reply(
                 self._client,

@@ -34,6 +34,7 @@ class Job:
         slots: llama.cpp slots leased to this agent; None where the server has none.
         workspace: folder with the code base.
         files: what lies in it.
+        full_length: replies can be made to run to their limit, so that they have the same lengths in all modes.
     """
 
     harness: str
@@ -51,6 +52,12 @@ class Job:
     slots: tuple[int, ...] | None
     workspace: str
     files: tuple[str, ...]
+    full_length: bool = True
+
+    @property
+    def extra_body(self) -> dict[str, Any]:
+        """What each request carries besides OpenAI's own fields."""
+        return {"ignore_eos": True} if self.full_length else {}
 
     def encode(self) -> str:
         """One JSON line."""

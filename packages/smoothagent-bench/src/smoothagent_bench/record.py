@@ -212,22 +212,34 @@ def by_run(rows: Sequence[Row]) -> Iterator[list[Row]]:
         yield sorted(turns, key=lambda r: r.turn)
 
 
-_LATER = frozenset({"server"})
+_LATER = frozenset({"server", "command"})
 """Settings that older folders do not name."""
 
 
-def check_own(folder: Path, profile: str) -> None:
-    """Refuse to clear a folder that holds another benchmark's results.
+def check_own(folder: Path) -> None:
+    """Refuse to clear a folder that holds anything but a demo's results.
 
     Raises:
-        ConfigurationError: it does.
+        ConfigurationError: it does, or nothing says what it holds.
     """
-    path = folder / "settings.json"
-    known = json.loads(path.read_text(encoding="utf-8")).get("profile") if path.exists() else profile
-    if known != profile:
+    path, rows = folder / "settings.json", folder / "results.jsonl"
+    if not path.exists() and not rows.exists():
+        return
+    known = _settings(path) if path.exists() else {}
+    # Older demos did not say that they are one.
+    command = known.get("command") or ("demo" if known.get("profile") == "demo" else None)
+    if command != "demo":
+        what = f"a {command}" if command else "a benchmark"
+        raise ConfigurationError(f"{folder} holds the results of {what}, which would be lost: choose another --out")
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
         raise ConfigurationError(
-            f"{folder} holds the results of a benchmark ({known}), which would be lost: choose another --out"
-        )
+            f"{path} is damaged ({error}), so nobody can say what the results beside it are: choose another --out"
+        ) from error
 
 
 def check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
@@ -240,7 +252,7 @@ def check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
     if not path.exists():
         path.write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
         return
-    known = json.loads(path.read_text(encoding="utf-8"))
+    known = _settings(path)
     current = json.loads(json.dumps(settings))
     for name in sorted({*known, *current}):
         if name not in known and name in _LATER:

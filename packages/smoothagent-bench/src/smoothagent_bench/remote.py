@@ -42,11 +42,14 @@ def find_server(
         http.headers["Authorization"] = f"Bearer {api_key}"
         entry = _choose(_models(http, url), model, url)
         props = _llama_cpp(http, url.removesuffix("/v1"))
+        if lookahead_url is not None:
+            _models(http, _with_v1(lookahead_url))  # one that is not there would be done without, and not be missed
     window = window or _window(entry, props)
     if window is None:
         raise ConfigurationError(f"{url} does not say how large the window of {entry['id']} is: pass --window N")
     side = None if lookahead_url is None else _with_v1(lookahead_url)
-    return Server(url, str(entry["id"]), window, int(props.get("total_slots", 0)), api_key, side)
+    known = bool(props) or entry.get("owned_by") in ("llamacpp", "sglang", "vllm")
+    return Server(url, str(entry["id"]), window, int(props.get("total_slots", 0)), api_key, side, full_length=known)
 
 
 def _with_v1(url: str) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -33,6 +33,8 @@ class Server:
         slots: llama.cpp slots to share out among the agents; 0 where the server has none.
         api_key: what it asks for.
         lookahead_url: a second server for the lookahead work, if there is one.
+        full_length: it takes llama.cpp's, vLLM's and SGLang's ``ignore_eos``.
+        check: raises BackendUnreachableError where a server that was started here has died.
     """
 
     base_url: str
@@ -41,6 +43,8 @@ class Server:
     slots: int = 0
     api_key: str = "none"
     lookahead_url: str | None = None
+    full_length: bool = True
+    check: Callable[[], object] = lambda: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +147,9 @@ class Bench:
             for number, (variant, group) in enumerate(groups, 1):
                 if group not in done:
                     self.listener.started(group, number, len(groups))
-                    self.results.append(await self._group(variant, group, Path(folder), files))
+                    rows = await self._group(variant, group, Path(folder), files)
+                    self.server.check()  # a lookahead server that has died is not missed by the agents
+                    self.results.append(rows)
                     self.listener.finished(group)
 
     async def _group(self, variant: Variant, group: Group, workspace: Path, files: Sequence[str]) -> list[Row]:
@@ -182,6 +188,7 @@ class Bench:
             slots=tuple(range(agent * share, (agent + 1) * share)) if share else None,
             workspace=str(workspace),
             files=tuple(files),
+            full_length=server.full_length,
         )
 
     async def _agent(self, job: Job) -> list[Row]:

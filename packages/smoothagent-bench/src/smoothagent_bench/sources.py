@@ -7,6 +7,7 @@ benchmark needs no checkout and the agent can never touch anything else. What th
 
 from __future__ import annotations
 
+import io
 import random
 import shutil
 import sysconfig
@@ -111,7 +112,8 @@ class Reader:
 
     def _walk(self, order: Sequence[str]) -> Iterator[Read]:
         for name in order:
-            lines = (self._workspace / name).read_text(encoding="utf-8").splitlines(keepends=True)
+            # As `sed` and `head` count them: `str.splitlines` ends a line at a form feed, too.
+            lines = list(io.StringIO((self._workspace / name).read_text(encoding="utf-8"), newline="\n"))
             start = 0
             # A rest of a few lines would make a read that is too short.
             while len(lines) - start >= _LEAST_LINES // 2:

@@ -6,7 +6,7 @@ import concurrent.futures
 import logging
 from typing import Any, Generic, TypeVar
 
-from smoothagent.errors import BackendError
+from smoothagent.errors import BackendError, ConfigurationError
 from smoothagent.forks import after_fork
 from smoothagent.in_use import InUse
 from smoothagent.lookahead import Lookahead
@@ -52,6 +52,9 @@ class OwnCalls(Generic[M]):
         except BackendError as error:
             log.debug("session %s: the server could not be asked yet: %s", self._lookahead.session, error)
             self._probe = None  # it may still be starting: the next hook asks again
+        except ConfigurationError as error:
+            # Asking again would not mend it, and the agent goes on: it is said at once, and not only when work fails.
+            self._observer.say_once("configuration", f"nothing is warmed or routed: {error}")
 
     def _start_afresh(self) -> None:
         self._probe = None  # it was asked on the parent's lane
@@ -69,9 +72,10 @@ class OwnCalls(Generic[M]):
         self.ask_server()
         probe, waited = self._probe, self._waited
         self._waited = True
-        if not waited and probe is not None and not probe.done():
+        delivery = self._lookahead.delivery
+        if delivery is None and not waited and probe is not None and not probe.done():
             return probe
-        return self._lookahead.delivery
+        return delivery
 
     def request_may_block(self) -> bool:
         """Whether the lane goes on while a running loop stands still; not for the first call, which can do without."""

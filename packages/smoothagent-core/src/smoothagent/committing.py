@@ -55,6 +55,7 @@ class Commits(Generic[M]):
         self.wait = wait
         self.last: CommitReport | None = None
         self.closed = False
+        self._started = 0.0
         self._critical: concurrent.futures.Future[LookaheadStrategy] | None = None
 
     def close(self) -> None:
@@ -68,6 +69,7 @@ class Commits(Generic[M]):
         lookahead, conversation = self._lookahead, self._conversation
         clock = lookahead.lane.time
         started, waited = clock(), 0.0
+        self._started = started
         with lookahead.lock:
             follow()
             conversation.growth.turn(started, conversation.tokens, conversation.view.assistants)
@@ -313,7 +315,14 @@ class Commits(Generic[M]):
                 f"trigger at {hard} is reached again at once: raise it, or let less stay",
             )
         generated = job.model.generated if job is not None else 0
-        lookahead.observer.spliced(report, type(self._strategy).__name__, warmed, generated)
+        lookahead.observer.spliced(
+            report,
+            type(self._strategy).__name__,
+            warmed,
+            generated,
+            links=list(job.links) if job is not None else (),
+            since=max(0.0, lookahead.lane.time() - self._started),
+        )
 
     def _unchanged(self, event: Event, why: str) -> list[M]:
         self._lookahead.drop(why)

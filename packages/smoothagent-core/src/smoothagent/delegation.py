@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import logging
 import uuid
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -18,9 +19,13 @@ from smoothagent.lookahead import deliver, settle_delivery
 from smoothagent.prompt import Prompt
 from smoothagent.request import MainRequest
 from smoothagent.serving.backend import Backend, LoopBound, Stream, Usage
+from smoothagent.telemetry import Telemetry
 
 M = TypeVar("M")
 log = logging.getLogger("smoothagent")
+
+_ABANDONED = 300.0
+"""Seconds without a word after which a task that was not delegated is given up: it holds slots of the server's."""
 
 
 class Delegation(Generic[M]):
@@ -66,8 +71,13 @@ class Delegation(Generic[M]):
         self._touched = False
         self._future: concurrent.futures.Future[None] | None = None
         self._delivery: concurrent.futures.Future[bool] | None = None
-        if backend is not None and lookahead:
-            self._future = lane.spawn(self._run(backend))
+        self._telemetry = Telemetry()
+        if backend is not None:
+            # One that is dropped after its sub-agent has run must not keep the server's slots.
+            self._dropped = weakref.finalize(self, lane.later, backend.release, self.session)
+            self._dropped.atexit = False
+            if lookahead:
+                self._future = lane.spawn(self._run(backend))
 
     def extend(self, messages: Sequence[M]) -> None:
         """More of the head is known, such as files read for the sub-agent before its instruction."""
@@ -117,6 +127,16 @@ class Delegation(Generic[M]):
         """A context manager around the sub-agent's own call."""
         return MainRequest(self)
 
+    def handed_on(self) -> concurrent.futures.Future[bool] | None:
+        """Its stream is another's from now on, who frees what the server holds; what that has to wait for."""
+        delivery, self._delivery = self._delivery, None
+        self._closed = True
+        if self._future is not None:
+            self._future.cancel()
+        if self._backend is not None:
+            self._dropped.detach()
+        return delivery
+
     def cancel(self) -> None:
         """The task is not delegated after all, or is over: stop and free what the server holds."""
         if self._closed:
@@ -128,6 +148,7 @@ class Delegation(Generic[M]):
         if not self._committed and self.prefilled_tokens:
             self._ledger.add(wasted_tokens=self.prefilled_tokens)
         if self._backend is not None:
+            self._dropped.detach()
             # On the lane, behind the cancellation: what is under way there would else lease slots anew.
             self._lane.call(self._backend.release, self.session)
 
@@ -198,21 +219,39 @@ class Delegation(Generic[M]):
             self._wake.set()
 
     async def _run(self, backend: Backend) -> None:
+        before = backend.spent(self.session)
+        try:
+            await self._follow(backend)
+        except Exception as error:  # whatever it was, the sub-agent starts as without us
+            log.warning("warming a sub-agent failed, it starts cold: %s", error)
+        finally:
+            self._settle_accounts(backend.spent(self.session), before)
+
+    async def _follow(self, backend: Backend) -> None:
+        if not (await backend.caps()).prefill:
+            return
         self._wake = asyncio.Event()
         done: tuple[int, int] | None = None
         while True:
             now = (len(self._head), len(self._text))
             if now != done:
                 self._wake.clear()
-                try:
-                    await self._prefill(backend, *now)
-                except Exception as error:  # whatever it was, the sub-agent starts as without us
-                    log.warning("warming a sub-agent failed, it starts cold: %s", error)
-                    return
+                await self._prefill(backend, *now)
                 done = now
-            else:
-                await self._wake.wait()
-                self._wake.clear()
+                continue
+            try:
+                await asyncio.wait_for(self._wake.wait(), _ABANDONED)
+            except TimeoutError:
+                log.debug("a task that nobody delegates is not kept warm")
+                self.cancel()
+                return
+            self._wake.clear()
+
+    def _settle_accounts(self, now: Usage, before: Usage) -> None:
+        """Book what a request has cost that was still under way."""
+        rest = now.prompt_tokens - before.prompt_tokens - self.prefilled_tokens
+        if rest > 0:
+            self._ledger.add(prefilled_tokens=rest, wasted_tokens=0 if self._committed else rest)
 
     async def _prefill(self, backend: Backend, head: int, chars: int) -> None:
         natives = list(self._head[:head])
@@ -223,9 +262,10 @@ class Delegation(Generic[M]):
             return
         wires = [self._codec.wire(m) for m in natives]
         self._touched = True
-        usage = await backend.prefill(self.session, wires, self.prompt, partial=bool(text))
+        with self._telemetry.prefill(self.session, model=self.prompt.model) as span:
+            usage = await backend.prefill(self.session, wires, self.prompt, partial=bool(text))
+            span.usage(usage)
         computed = max(0, usage.prompt_tokens - (usage.cached_tokens or 0))
         self.prefilled_tokens += computed
         self.warmed_text = chars
-        if computed:
-            self._ledger.add(prefilled_tokens=computed)
+        self._ledger.add(prefilled_tokens=computed, reused_tokens=max(0, usage.cached_tokens or 0))

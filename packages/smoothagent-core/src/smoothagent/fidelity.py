@@ -295,8 +295,9 @@ def _cold(warmed: int, cached: int, difference: Difference | None) -> str:
     head = f"two commits in a row were cold ({cached} of {warmed} warmed tokens cached): "
     if difference is None:
         return head + (
-            "what was sent extends what was warmed, so the server evicted it (cache too small, other requests) "
-            "or its chat template renders earlier messages anew (reasoning, tool results)"
+            "the messages sent extend those warmed, so the calls have tools or a system text that the Prompt does not "
+            "name, the server evicted them (cache too small, other requests), or its chat template renders earlier "
+            "messages anew (reasoning, tool results)"
         )
     if difference.kind == "detail":
         return head + f"the only difference is in {difference.sentence}; otherwise the server evicted the prefix"

@@ -6,9 +6,10 @@ import asyncio
 import concurrent.futures
 import contextlib
 import logging
+from collections import deque
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from smoothagent.answers import Answer
 from smoothagent.blocking import blocking
@@ -23,11 +24,16 @@ from smoothagent.state import LookaheadState, MainState
 from smoothagent.strategy import LookaheadStrategy
 from smoothagent.telemetry import Telemetry
 
+if TYPE_CHECKING:
+    from opentelemetry.trace import SpanContext
+
 M = TypeVar("M")
 log = logging.getLogger("smoothagent")
 
 _STEP_CHARS = 400
 """Characters a step of warming covers at least: about a hundred tokens."""
+_LINKS = 32
+"""Spans of one lookahead that a commit links to."""
 
 
 class Host(ModelHost, Protocol):
@@ -79,6 +85,7 @@ class LookaheadJob(Generic[M]):
         planned: the cut it is going to make, 0 where that is not known.
         measured: how long it took to get ready was noted.
         dropped: what it prepared will not be used.
+        links: the newest spans of its work.
         transformed: done when ``la`` is there or the job has failed.
     """
 
@@ -109,6 +116,7 @@ class LookaheadJob(Generic[M]):
         self._began = False
         self._more = False
         self._answer = Answer()
+        self.links: deque[SpanContext] = deque(maxlen=_LINKS)
         self._wake: asyncio.Event | None = None
 
     @property
@@ -232,11 +240,19 @@ class LookaheadJob(Generic[M]):
         twin = self._twin(snapshot)
         self.natives.learn(snapshot.messages, snapshot.natives)
         twin.bind(self.model)
-        with self.host.telemetry.transform(self.conversation, strategy=type(twin).__name__, model=self.prompt.model):
+        model = self.model
+        before = model.prefilled, model.reused, model.generated
+        span = self.host.telemetry.transform(self.conversation, strategy=type(twin).__name__, model=self.prompt.model)
+        with span as done:
+            self.links.append(done.link)
             work = await blocking(self.lane, lambda: self._transformed(twin, snapshot))
             if work is not None:
                 await work
                 await blocking(self.lane, lambda: self._count(twin, snapshot))
+            now = model.prefilled, model.reused, model.generated
+            prefilled, reused, generated = (b - a for a, b in zip(before, now, strict=True))
+            if prefilled or reused or generated:
+                done.usage(Usage(prefilled + reused, generated, reused))
         end = twin.la.last_segment_end
         self.host.job_transformed(self.id, twin.la, snapshot.digests[end - 1] if end else "")
 
@@ -297,6 +313,7 @@ class LookaheadJob(Generic[M]):
         with self.host.telemetry.prefill(self.conversation, model=self.prompt.model) as span:
             usage = await backend.prefill(self.conversation, wires, self.prompt, partial=partial is not None)
             span.usage(usage)
+            self.links.append(span.link)
         self.prefilled += max(0, usage.prompt_tokens - (usage.cached_tokens or 0))
         self.warmed = target
         self.host.job_prefilled(usage)

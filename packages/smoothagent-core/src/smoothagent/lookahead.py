@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import logging
 import threading
+from functools import reduce
 from typing import Generic, TypeVar
 
 from smoothagent.ceiling import Ceiling
@@ -15,7 +16,19 @@ from smoothagent.forks import after_fork
 from smoothagent.job import LookaheadJob
 from smoothagent.lane import Lane
 from smoothagent.ledger import Ledger
-from smoothagent.machine import MOST_STALE, Command, Do, Event, Failed, Planned, State, Transformed, Warmed, step
+from smoothagent.machine import (
+    MOST_STALE,
+    Command,
+    Do,
+    Event,
+    Failed,
+    Planned,
+    Restored,
+    State,
+    Transformed,
+    Warmed,
+    step,
+)
 from smoothagent.observe import Observer
 from smoothagent.prompt import Prompt
 from smoothagent.serving.backend import Backend, Caps, Usage
@@ -84,15 +97,20 @@ class Lookahead(Generic[M]):
         """In a forked child: the lane's thread, the job and whoever held the lock exist in the parent only."""
         self.lock = threading.RLock()
         self.job = self.previous = self.delivery = None
-        self.state = State(next_id=self.state.next_id)
+        self.start_over()
 
     def apply(self, event: Event) -> tuple[Command, ...]:
         """The machine's next step."""
         self.state, commands = step(self.state, event)
         self.log.append(event)
         if len(self.log) > _LOG_EVENTS:
-            del self.log[: _LOG_EVENTS // 2]
+            old, self.log = self.log[: _LOG_EVENTS // 2], self.log[_LOG_EVENTS // 2 :]
+            self.log.insert(0, Restored(reduce(lambda state, event: step(state, event)[0], old, State())))
         return commands
+
+    def start_over(self) -> None:
+        """Nothing is in flight or prepared any more."""
+        self.apply(Restored(State(next_id=self.state.next_id)))
 
     def carry_out(self, command: Command) -> None:
         """Do what concerns the job."""
@@ -235,6 +253,14 @@ class Lookahead(Generic[M]):
         with self.lock:
             if caps.window is not None:
                 self.ceiling.window(caps.window)
+                hard = self.strategy.waits_for
+                if hard is not None and hard >= caps.window:
+                    self.observer.say_once(
+                        "window",
+                        f"the trigger is {hard} tokens and the server's window is {caps.window}: the server will "
+                        "refuse the prompt before anything is transformed; lower the trigger, or give the server more "
+                        "context",
+                    )
             self.follows_answers = caps.follows_answers
             self.observer.server_known(caps)
 

@@ -94,7 +94,16 @@ class Event:
     def decode(data: dict[str, Any]) -> Event:
         """The event that ``encode`` wrote. Raises KeyError for an unknown one."""
         fields = dict(data)
-        return _EVENTS[fields.pop("event")](**fields)
+        kind = _EVENTS[fields.pop("event")]
+        if kind is Restored:
+            state: dict[str, Any] = dict(fields["state"])
+            job: dict[str, Any] | None = state.pop("job")
+            if job is not None:
+                job = dict(job)
+                job["stage"] = Stage(str(job["stage"]))
+                state["job"] = Job(**job)
+            return Restored(State(**state))
+        return kind(**fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,8 +208,19 @@ class SynchronousFailed(Event):
     length: int
 
 
+@dataclass(frozen=True, slots=True)
+class Restored(Event):
+    """The state is ``state``, whatever it was: after a rest or a fork, and where a log that was cut begins."""
+
+    state: State
+
+
 _EVENTS = {
-    e.__name__: e for e in (Boundary, CommitPoint, Planned, Transformed, Warmed, Failed, Committed, SynchronousFailed)
+    e.__name__: e
+    for e in (
+        *(Boundary, CommitPoint, Planned, Transformed, Warmed, Failed, Committed, SynchronousFailed),
+        Restored,
+    )
 }
 
 
@@ -250,6 +270,8 @@ def step(state: State, event: Event) -> tuple[State, Commands]:
             # After one that was made on the critical path one more is tried.
             stale = 0 if state.job is not None else max(0, state.stale - 1)
             return replace(state, job=None, failures=0, failed=-1, barred=-1, stale=stale), ()
+        case Restored(state=restored):
+            return restored, ()
         case SynchronousFailed(length=length) | Committed(length=length):
             return _bar(replace(state, job=None), length), ()
         case _:

@@ -52,6 +52,7 @@ class LaneModel:
 
     Attributes:
         prefilled: prompt tokens that lookahead generation had to compute so far.
+        reused: prompt tokens that it found in the cache.
         generated: tokens that it generated.
     """
 
@@ -59,7 +60,7 @@ class LaneModel:
         self._host = host
         self._wires = wires
         self._lookahead = lookahead
-        self.prefilled = self.generated = 0
+        self.prefilled = self.reused = self.generated = 0
 
     async def generate(self, messages: Sequence[Message], *, max_tokens: int, accept_cut_off: bool = False) -> str:
         """The text of the model's answer.
@@ -78,11 +79,13 @@ class LaneModel:
         )
         if self._lookahead:
             usage = answer.usage
-            prefilled = max(0, usage.prompt_tokens - (usage.cached_tokens or 0))
+            reused = max(0, usage.cached_tokens or 0)
+            prefilled = max(0, usage.prompt_tokens - reused)
             generated = max(0, usage.completion_tokens)
             self.prefilled += prefilled
+            self.reused += reused
             self.generated += generated
-            host.ledger.add(prefilled_tokens=prefilled, generated_tokens=generated)
+            host.ledger.add(prefilled_tokens=prefilled, reused_tokens=reused, generated_tokens=generated)
         if answer.tool_calls:
             # With text beside it, too: an agent that goes on working has not summarized.
             raise SummaryRejectedError(

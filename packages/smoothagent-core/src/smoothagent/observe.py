@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from smoothagent.fidelity import Fidelity, Request, first_difference
 from smoothagent.ledger import Ledger
@@ -15,9 +16,12 @@ from smoothagent.serving.backend import Caps, Usage
 from smoothagent.strategy import LookaheadStrategy
 from smoothagent.telemetry import Outcome, Telemetry
 
+if TYPE_CHECKING:
+    from opentelemetry.trace import SpanContext
+
 log = logging.getLogger("smoothagent")
 
-_OUTCOMES: dict[str, Outcome] = {"lookahead": "hit", "late": "late", "sync": "none"}
+_OUTCOMES: dict[str, Outcome] = {"lookahead": "hit", "late": "late", "sync": "miss"}
 
 _IDLE_BOUNDARIES = 50
 """Boundaries without anything to prepare after which it is said why, once."""
@@ -29,6 +33,7 @@ class Observer:
     Attributes:
         fidelity: whether warm-ups hit.
         telemetry: spans and metrics.
+        ahead: lookahead is on, so that a transformation on the critical path is a miss.
     """
 
     def __init__(self, session: str, ledger: Ledger, clock: Callable[[], float]) -> None:
@@ -36,6 +41,7 @@ class Observer:
         self.ledger = ledger
         self.fidelity = Fidelity()
         self.telemetry = Telemetry()
+        self.ahead = True
         self._clock = clock
         self._said: set[str] = set()
         self._pending: CommitReport | None = None
@@ -74,7 +80,16 @@ class Observer:
         if not caps.prefill:
             self.say_once("prefill", f"the server ({caps.server}) is not warmed, the transformation alone runs ahead")
 
-    def spliced(self, report: CommitReport, strategy: str, warmed: Sequence[Message], generated: int) -> None:
+    def spliced(
+        self,
+        report: CommitReport,
+        strategy: str,
+        warmed: Sequence[Message],
+        generated: int,
+        *,
+        links: Sequence[SpanContext] = (),
+        since: float = 0.0,
+    ) -> None:
         """A commit was made; its story ends with the usage of the next request.
 
         Args:
@@ -82,15 +97,17 @@ class Observer:
             strategy: whose it is.
             warmed: the messages that were warmed for it.
             generated: tokens that were generated for it ahead of time.
+            links: spans of that work.
+            since: seconds since the hook was called.
         """
         self._settle()
         if report.kind == "sync":
             self.ledger.add(sync_commits=1)
         else:
             self.ledger.add(commits=1, late_commits=int(report.kind == "late"), saved_output_tokens=generated)
-        with self.telemetry.commit(self.session, strategy=strategy) as work:
+        with self.telemetry.commit(self.session, strategy=strategy, links=links, since=since) as work:
             work.sizes(report.before_tokens, report.after_tokens)
-            work.ended_as(_OUTCOMES[report.kind])
+            work.ended_as(_OUTCOMES[report.kind] if self.ahead else "none")
         self._pending, self._warmed = report, tuple(warmed)
         self._pending_since = self._requests
 

@@ -55,8 +55,9 @@ class MainRequest:
             with your own.
     """
 
-    def __init__(self, host: RequestHost) -> None:
+    def __init__(self, host: RequestHost, owner: object = None) -> None:
         self._host = host
+        self._owner = owner  # must not be collected while its call runs
         self._first = False
         self.extras: dict[str, Any] = {}
 

@@ -21,7 +21,7 @@ from smoothagent.lane import Lane, process_lane
 from smoothagent.learnt import LearntPrompt
 from smoothagent.ledger import Ledger
 from smoothagent.lookahead import Lookahead
-from smoothagent.machine import Boundary, State
+from smoothagent.machine import Boundary
 from smoothagent.prompt import Prompt
 from smoothagent.record import CommitRecord, CommitReport
 from smoothagent.request import Aside, MainRequest
@@ -103,14 +103,16 @@ class LookaheadRuntime(Generic[M]):
         self._commits = Commits(self._lookahead, wait)
         self._count = ServerCount(self._lookahead)
         self._observer = self._lookahead.observer
+        self._observer.ahead = lookahead
         self._closed = False
         self._checked: Prompt | None = None
+        self._delegations: weakref.WeakSet[Delegation[M]] = weakref.WeakSet()
         self._learnt = LearntPrompt(self._observer.say_once)
         self._asides = 0
         self._calls = OwnCalls(self._lookahead)
         self.in_use = self._calls.in_use
         # One that is dropped without `close` must not keep the server's slots, nor leave a task that nobody awaits.
-        self._dropped = weakref.finalize(self, _let_go, self._lane, self._lookahead)
+        self._dropped = weakref.finalize(self, _let_go, self._lane, self._lookahead, self._calls)
         self._dropped.atexit = False
 
     # ---- the two hooks -------------------------------------------------------------------------
@@ -159,7 +161,7 @@ class LookaheadRuntime(Generic[M]):
         if prompt is not None:
             with self._lookahead.lock:
                 self._conversation.prompt = self._learnt.complete(prompt, self._conversation.prompt) or prompt
-        return MainRequest(self._calls)
+        return MainRequest(self._calls, self)
 
     def wrap(self, client: C) -> C:
         """An openai client whose ``chat.completions.create`` does what `main_request` does.
@@ -178,7 +180,7 @@ class LookaheadRuntime(Generic[M]):
             instruction: makes the instruction message of a text.
         """
         self._calls.ask_server()
-        return Delegation(
+        delegation: Delegation[M] = Delegation(
             backend=self.backend,
             codec=self.codec,
             lane=self._lane,
@@ -188,6 +190,26 @@ class LookaheadRuntime(Generic[M]):
             instruction=instruction,
             lookahead=self.lookahead,
         )
+        self._delegations.add(delegation)
+        return delegation
+
+    def sub_agent(self, delegation: Delegation[M], strategy: LookaheadStrategy, **more: Any) -> LookaheadRuntime[M]:
+        """A runtime for a delegated task that goes on for many turns, on the stream that was warmed for it.
+
+        Its first request is the one that ``delegation.on_commit`` gave; from there on use its hooks and its
+        ``main_request`` (or ``wrap``), and close it instead of the delegation.
+
+        Args:
+            delegation: of this runtime's, committed.
+            strategy: for the sub-agent's own context.
+            more: as the constructor takes.
+        """
+        more = {"backend": self.backend, "codec": self.codec, "lane": self._lane, "ledger": self.ledger, **more}
+        child: LookaheadRuntime[M] = LookaheadRuntime(
+            strategy, prompt=delegation.prompt, session=delegation.session, **more
+        )
+        child._lookahead.delivery = delegation.handed_on()
+        return child
 
     # ---- records, closing ----------------------------------------------------------------------
 
@@ -254,6 +276,8 @@ class LookaheadRuntime(Generic[M]):
             lookahead.drop("closed")
             lookahead.undelivered()
             self._observer.closing()
+        for delegation in list(self._delegations):
+            delegation.cancel()
         self._release()
         return lookahead.previous
 
@@ -267,7 +291,7 @@ class LookaheadRuntime(Generic[M]):
                 return  # it is not idle after all
             self._lookahead.drop("idle")
             self._lookahead.undelivered()
-            self._lookahead.state = State(next_id=self._lookahead.state.next_id)
+            self._lookahead.start_over()
         if self.backend is not None:
             self._lane.call(self._release_if_idle, self.backend)
 
@@ -296,7 +320,7 @@ class LookaheadRuntime(Generic[M]):
                     "on_commit returned, so they are not taken for this conversation's and find nothing warm. Send "
                     "what it returns unchanged; more may stand after it, and system text before it",
                 )
-        return MainRequest(self._calls if ours else Aside(self.backend, self.session))
+        return MainRequest(self._calls if ours else Aside(self.backend, self.session), self)
 
     def _committing(self, messages: Sequence[M], prompt: Prompt | None) -> Procedure[list[M]]:
         with self.in_use.during():
@@ -314,8 +338,9 @@ class LookaheadRuntime(Generic[M]):
             self._checked = prompt
 
 
-def _let_go(lane: Lane, lookahead: Lookahead[Any]) -> None:
+def _let_go(lane: Lane, lookahead: Lookahead[Any], calls: OwnCalls[Any]) -> None:
     """A runtime was dropped; called by the garbage collector, anywhere."""
+    calls.closed = True
 
     def on_the_lane() -> None:
         with lookahead.lock:

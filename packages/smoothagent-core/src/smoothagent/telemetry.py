@@ -120,9 +120,11 @@ class Telemetry:
             yield work
 
     @contextmanager
-    def commit(self, session: str, *, strategy: str, links: Sequence[SpanContext] = ()) -> Generator[Work]:
-        """A commit, in the user's trace, linked to the background work it uses."""
-        with self._span("commit", session, strategy=strategy, links=links, background=False) as work:
+    def commit(
+        self, session: str, *, strategy: str, links: Sequence[SpanContext] = (), since: float = 0.0
+    ) -> Generator[Work]:
+        """A commit, in the user's trace, linked to the background work it uses; it began ``since`` seconds ago."""
+        with self._span("commit", session, strategy=strategy, links=links, background=False, since=since) as work:
             yield work
         self._commits.add(1, {"smoothagent.lookahead": work.outcome or "none"})
 
@@ -136,6 +138,7 @@ class Telemetry:
         model: str | None = None,
         links: Sequence[SpanContext] = (),
         background: bool = True,
+        since: float = 0.0,
     ) -> Generator[Work]:
         from opentelemetry import context, trace
 
@@ -153,13 +156,14 @@ class Telemetry:
             kind=trace.SpanKind.INTERNAL,
             attributes=attributes,
             links=[trace.Link(link) for link in links if link.is_valid],
+            start_time=time.time_ns() - int(since * 1e9) if since else None,
             # An exception's message can hold message text.
             record_exception=False,
             set_status_on_exception=False,
         )
         # Current while it lasts, so that an instrumented HTTP client's spans go below it, not below the user's.
         token = context.attach(trace.set_span_in_context(span, base))
-        began = time.monotonic()
+        began = time.monotonic() - since
         error = ""
         try:
             yield Work(self, span)

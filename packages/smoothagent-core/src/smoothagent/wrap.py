@@ -18,9 +18,10 @@ RequestFor = Callable[[Mapping[str, Any]], MainRequest]
 
 
 def wrap(client: C, request_for: RequestFor) -> C:
-    """A proxy of ``client`` whose ``chat.completions.create`` marks, paces and measures each call.
+    """A proxy of ``client`` whose ``chat.completions.create`` and ``parse`` mark, pace and measure each call.
 
-    Works for ``OpenAI`` and ``AsyncOpenAI``, streaming or not; everything else is the client's own.
+    Works for ``OpenAI`` and ``AsyncOpenAI``, streaming or not; everything else is the client's own, among it
+    ``chat.completions.stream``, ``with_raw_response`` and ``responses``, which go out unmarked.
     Answers, chunks and errors come through unchanged.
     """
     return cast("C", _Proxy(client, _PATH, request_for))
@@ -34,7 +35,7 @@ class _Proxy:
         value = getattr(self._target, name)
         if self._path and name == self._path[0]:
             return _Proxy(value, self._path[1:], self._request_for)
-        if not self._path and name == "create":
+        if not self._path and name in ("create", "parse"):
             return _create(value, self._request_for)
         if self._path == _PATH and name in ("with_options", "copy"):
             return self._copying(value)

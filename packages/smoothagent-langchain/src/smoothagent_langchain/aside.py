@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeVar
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
@@ -15,6 +16,8 @@ from langsmith.run_helpers import tracing_context  # pyright: ignore[reportUnkno
 
 from smoothagent import BackendError, BackendUnreachableError, Caps, Generated, Prompt, Stream, Usage
 from smoothagent.serving.backend import Wire
+
+T = TypeVar("T")
 
 _unseen: ContextVar[bool] = ContextVar("smoothagent_unseen", default=False)
 
@@ -34,6 +37,10 @@ def is_unseen() -> bool:
     return _unseen.get()
 
 
+_ASKED = 64
+"""Conversations whose last request is remembered."""
+
+
 class AsideBackend:
     """A `Backend` that knows nothing of its server but what the model object says.
 
@@ -42,15 +49,19 @@ class AsideBackend:
     Args:
         model: the agent's model.
         warm: ask for one token of what the next request will be, so that a server with a prefix cache has it warm.
+
+    Attributes:
+        prefills: whether it does.
     """
 
     def __init__(self, model: BaseChatModel, *, warm: bool) -> None:
         self._model = quiet(model)
-        self._warm = warm
+        self.prefills = warm
+        self._asked: dict[str, list[BaseMessage]] = {}
 
     async def caps(self) -> Caps:
         """Whether it prefills."""
-        return Caps(type(self._model).__name__, prefill=self._warm, classes=True, cached_tokens=False)
+        return Caps(type(self._model).__name__, prefill=self.prefills, classes=True, cached_tokens=False)
 
     def route(self, conversation: str, stream: Stream) -> dict[str, Any]:
         """Nothing is marked."""
@@ -61,12 +72,16 @@ class AsideBackend:
         self, conversation: str, messages: Sequence[Wire], prompt: Prompt, *, partial: bool = False
     ) -> Usage:
         """Ask for one token after ``messages``. Raises BackendError."""
-        del conversation
+        if not self.prefills:
+            return Usage()
         natives = [m for m in (getattr(w, "native", None) for w in messages) if isinstance(m, BaseMessage)]
         if partial:
             natives = natives[:-1]
-        if not natives:
-            return Usage()
+        if not natives or self._asked.get(conversation) == natives:
+            return Usage()  # what is still being written cannot be shown to it
+        if len(self._asked) >= _ASKED:
+            self._asked.clear()
+        self._asked[conversation] = natives
         more: dict[str, Any] = {"tools": list(prompt.tools)} if prompt.tools else {}
         answer = await in_thread(lambda: self._model.invoke(natives, max_tokens=1, **more))
         return usage_of(answer) or Usage()
@@ -134,8 +149,8 @@ class AsideBackend:
 
 
 def quiet(model: BaseChatModel) -> BaseChatModel:
-    """The same model for background work: the user's LLM cache, rate limiter and callbacks are none of its."""
-    fields = {"cache": False, "callbacks": None, "rate_limiter": None}
+    """The same model for background work: the user's LLM cache, rate limiter, callbacks and stream are none of its."""
+    fields = {"cache": False, "callbacks": None, "rate_limiter": None, "disable_streaming": True, "streaming": False}
     return model.model_copy(update={k: v for k, v in fields.items() if k in type(model).model_fields})
 
 
@@ -146,6 +161,16 @@ def usage_of(message: object) -> Usage | None:
         return None
     details = counts.get("input_token_details") or {}
     return Usage(counts["input_tokens"], counts["output_tokens"], details.get("cache_read"))
+
+
+def hidden(work: Callable[[], T]) -> T:
+    """What ``work`` returns; it is called in an empty context, so that no run of the user's sees it."""
+
+    def untraced() -> T:
+        with tracing_context(enabled=False), unseen():
+            return work()
+
+    return contextvars.Context().run(untraced)
 
 
 async def in_thread(work: Any) -> Any:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
+import contextlib
 import logging
 import threading
 import uuid
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Self, cast
@@ -20,14 +23,17 @@ from langchain_core.outputs import LLMResult
 from langchain_core.tracers.context import register_configure_hook
 
 from smoothagent import Backend, Prompt
+from smoothagent.forks import after_fork
 from smoothagent.lane import Lane, process_lane
-from smoothagent.serving.backend import Wire
-from smoothagent_langchain.aside import is_unseen
+from smoothagent_langchain.aside import AsideBackend, is_unseen
 from smoothagent_langchain.codec import LangChainCodec, alike
 from smoothagent_langchain.models import backend_for, name_of, to_wire_of
-from smoothagent_langchain.watch import SHAPING, name_in
+from smoothagent_langchain.watch import name_in, prompt_of
 
 log = logging.getLogger("smoothagent")
+
+_HELD = 120.0
+"""Seconds for which what was warmed is held for a chain."""
 
 History = str | list[BaseMessage]
 """What a memory gives to its chain: a text, or messages."""
@@ -95,6 +101,9 @@ class Upcoming:
         self._history: History = ""
         self._shape: Shape | None = None
         self._future: concurrent.futures.Future[None] | None = None
+        self._letting_go: concurrent.futures.Future[None] | None = None
+        self._off = False
+        after_fork(self._start_afresh)
         self._said: set[str] = set()
         self._calls = 0
 
@@ -106,15 +115,15 @@ class Upcoming:
         """Nothing of it is kept: another process sees its own calls."""
         return Upcoming, ()
 
-    @property
-    def shape(self) -> Shape | None:
-        """How the history stood in the last call; None before one was seen."""
-        return self._shape
+    def __eq__(self, other: object) -> bool:
+        """Two memories are equal whatever is being warmed for them."""
+        return isinstance(other, Upcoming)
 
-    @property
-    def model(self) -> BaseChatModel | None:
-        """The model it is sent to."""
-        return self._model
+    __hash__ = object.__hash__
+
+    def _start_afresh(self) -> None:
+        """In a forked child nothing is being warmed."""
+        self._future = self._letting_go = None
 
     @property
     def lane(self) -> Lane:
@@ -123,29 +132,39 @@ class Upcoming:
 
     def watch(self, history: History, model: object, *, warm: bool | None) -> None:
         """The chain is about to send ``history``; ``model`` is the one it will send it to, as far as is known."""
+        with _harmless():
+            self._watch(history, model, warm=warm)
+
+    def _watch(self, history: History, model: object, *, warm: bool | None) -> None:
         if isinstance(model, BaseChatModel) and model is not self._model:
             self._model, self._shape = model, None
             self._backend = backend_for(model, warm=warm)
+            # Where nothing is prefilled the calls need not be looked at.
+            self._off = isinstance(self._backend, AsideBackend) and not self._backend.prefills
             self._codec = LangChainCodec(to_wire_of(model))
             weakref.finalize(self, self._lane.later, self._backend.release, self._session).atexit = False
         self._history = list(history) if isinstance(history, list) else history
-        if self._backend is not None:
+        if self._backend is not None and not self._off:
             _SEEN.watch(self)
 
     def expect(self, history: History) -> None:
         """The chain's next prompt will hold ``history``."""
         shape, backend = self._shape, self._backend
+        if self._off:
+            return
         if shape is None or backend is None:
             self._say_why(backend)
             return
-        wires = [self._codec.wire(message) for message in shape.opening(history)]
-        self.stop()
-        self._future = self._lane.spawn(self._warm(backend, wires, shape.prompt))
+        with _harmless():
+            opening = shape.opening(history)
+            self.stop()
+            self._future = self._lane.spawn(self._warm(backend, opening, shape.prompt))
 
     def stop(self) -> None:
         """Nothing more is warmed."""
-        if self._future is not None:
-            self._future.cancel()
+        for future in (self._future, self._letting_go):
+            if future is not None:
+                future.cancel()
 
     def forget(self) -> None:
         """The conversation is over."""
@@ -172,14 +191,21 @@ class Upcoming:
                 "nothing is warmed: no call of the memory's llm was seen that holds its history once",
             )
 
-    async def _warm(self, backend: Backend, wires: Sequence[Wire], prompt: Prompt) -> None:
+    async def _warm(self, backend: Backend, opening: Sequence[BaseMessage], prompt: Prompt) -> None:
         try:
             if not (await backend.caps()).prefill:
+                self._off = True
                 self.say_once("prefill", "nothing is warmed: the model's server is not known to keep prefixes")
                 return
-            await backend.prefill(self._session, wires, prompt)
+            await backend.prefill(self._session, [self._codec.wire(message) for message in opening], prompt)
+            self._letting_go = self._lane.spawn(self._let_go(backend))
         except Exception as error:  # whatever it was, the next call is as cold as without us
             self.say_once("warming", f"warming failed, the next call is cold: {error!r}")
+
+    async def _let_go(self, backend: Backend) -> None:
+        """Lease what is warm to nobody else for a while; a conversation that rests holds no slot."""
+        await asyncio.sleep(_HELD)
+        backend.release(self._session)
 
     # ---- what the handler sees -----------------------------------------------------------------
 
@@ -188,28 +214,18 @@ class Upcoming:
         name, called = name_of(self._model) if self._model is not None else None, name_in(params)
         if name is not None and called is not None and name != called:
             return False
-        shaping = {k: params[k] for k in SHAPING if params.get(k) is not None}
-        prompt = Prompt(model=called or name, tools=list(params.get("tools") or ()), params=shaping)
-        shape = shape_of(messages, self._history, prompt)
+        shape = shape_of(messages, self._history, prompt_of(params))
         if shape is None:
             return False
         self._shape = shape
         self.stop()
-        if self._backend is not None:
-            self._backend.main_arrived(self._session)
+        _SEEN.forget(self)
         return True
 
-    def answers(self) -> None:
-        """Its first token is there."""
-        if self._backend is not None:
-            self._backend.main_first_token(self._session)
-
-    def answered(self, message: BaseMessage | None) -> None:
-        """It has ended; with ``message``, if it has not failed."""
-        if self._backend is not None:
-            self._backend.main_done(self._session)
-        if message is not None and self._heard is not None:
-            self._heard(message)
+    def answered(self, message: BaseMessage) -> None:
+        """It has ended with ``message``."""
+        if self._heard is not None:
+            self._lane.call(self._heard, message)
 
 
 class _Seen(BaseCallbackHandler):
@@ -222,9 +238,21 @@ class _Seen(BaseCallbackHandler):
     run_inline = True
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._watching: weakref.WeakSet[Upcoming] = weakref.WeakSet()
-        self._runs: dict[UUID, list[Upcoming]] = {}
+        self._runs: OrderedDict[UUID, weakref.WeakSet[Upcoming]] = OrderedDict()
+        self._start_afresh()
+        after_fork(self._start_afresh)
+
+    def _start_afresh(self) -> None:
+        self._lock = threading.Lock()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """One a process, also in a copied callback manager."""
+        return self
+
+    def __reduce__(self) -> tuple[Callable[[], _Seen], tuple[()]]:
+        """The one of the process it is unpickled in."""
+        return _seen, ()
 
     def watch(self, upcoming: Upcoming) -> None:
         """Its history is on its way."""
@@ -246,30 +274,58 @@ class _Seen(BaseCallbackHandler):
         with self._lock:
             watching = list(self._watching)
         sent, params = messages[0] if messages else [], cast("dict[str, Any]", kwargs.get("invocation_params") or {})
-        if found := [upcoming for upcoming in watching if upcoming.sent(sent, params)]:
-            self._runs[run_id] = found
-
-    def on_llm_new_token(self, token: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        """It has begun to answer."""
-        del token, kwargs
-        for upcoming in self._runs.get(run_id, ()):
-            upcoming.answers()
+        found = weakref.WeakSet(upcoming for upcoming in watching if _is_of(upcoming, sent, params))
+        if found:
+            with self._lock:
+                # A call that is cancelled tells no end.
+                self._runs[run_id] = found
+                while len(self._runs) > _RUNS:
+                    self._runs.popitem(last=False)
 
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
         """It has answered."""
         del kwargs
+        with self._lock:
+            found = self._runs.pop(run_id, None)
         generations = response.generations[0] if response.generations else []
         message = getattr(generations[0], "message", None) if generations else None
-        for upcoming in self._runs.pop(run_id, ()):
-            upcoming.answered(message if isinstance(message, BaseMessage) else None)
+        if isinstance(message, BaseMessage):
+            for upcoming in list(found or ()):
+                with _harmless():
+                    upcoming.answered(message)
 
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
         """It has failed."""
         del error, kwargs
-        for upcoming in self._runs.pop(run_id, ()):
-            upcoming.answered(None)
+        with self._lock:
+            self._runs.pop(run_id, None)
+
+
+def _is_of(upcoming: Upcoming, sent: Sequence[BaseMessage], params: Mapping[str, Any]) -> bool:
+    with _harmless():
+        return upcoming.sent(sent, params)
+    return False
+
+
+@contextlib.contextmanager
+def _harmless() -> Generator[None]:
+    """Whatever goes wrong, the chain goes on as without us."""
+    try:
+        yield
+    except Exception as error:
+        log.warning("a chain's next prompt is not warmed: %r", error, exc_info=error)
+
+
+_RUNS = 256
+"""Calls that have not ended, as far as is known."""
 
 
 _SEEN = _Seen()
+
+
+def _seen() -> _Seen:
+    return _SEEN
+
+
 _in_every_context: ContextVar[_Seen | None] = ContextVar("smoothagent_prompts", default=_SEEN)
 register_configure_hook(_in_every_context, inheritable=True)

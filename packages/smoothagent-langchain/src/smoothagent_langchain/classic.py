@@ -11,10 +11,11 @@ summarize (`ConversationTokenBufferMemory`, `ConversationSummaryMemory`).
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from collections.abc import Generator, Sequence
+from typing import Any, Self, cast
 
 from langchain_classic.memory import ConversationBufferWindowMemory as BuiltInWindow
 from langchain_classic.memory import ConversationSummaryBufferMemory as BuiltInSummaryBuffer
@@ -23,15 +24,21 @@ from langchain_classic.memory import ConversationTokenBufferMemory as BuiltInTok
 from langchain_classic.memory.chat_memory import BaseChatMemory
 from langchain_core.chat_history import InMemoryChatMessageHistory
 from langchain_core.language_models import BaseLanguageModel
-from langchain_core.messages import BaseMessage, get_buffer_string
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, get_buffer_string
+from langchain_core.runnables import run_in_executor
 from pydantic import Field, PrivateAttr
 
 from smoothagent_langchain.aside import quiet, unseen
 from smoothagent_langchain.chains import History, Upcoming
 from smoothagent_langchain.codec import alike
-from smoothagent_langchain.running import RunningSummary
+from smoothagent_langchain.running import RunningSummary, snapshot
 
 log = logging.getLogger("smoothagent")
+
+_MOST_PENDING = 4
+"""Messages that may be given as they are, after the summary, before it is waited for."""
+_LOADS = ("load_memory_variables", "buffer", "buffer_as_messages", "buffer_as_str")
+"""What a subclass of the user's may have made its own."""
 
 
 class _WarmedMemory(BaseChatMemory):
@@ -44,18 +51,37 @@ class _WarmedMemory(BaseChatMemory):
     warm: bool | None = None
     _upcoming: Upcoming = PrivateAttr(default_factory=Upcoming)
 
+    def __copy__(self) -> Self:
+        """A copy has a chain of its own."""
+        twin = super().__copy__()
+        twin._upcoming = Upcoming()
+        return twin
+
     def load_memory_variables(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """As the built-in; the prompt it becomes part of is looked at when it is sent."""
         return self._watched(super().load_memory_variables(inputs))
 
+    async def aload_memory_variables(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """As `load_memory_variables`; the built-in's own way where a subclass has changed that."""
+        if self._is_customised(_LOADS):
+            return await run_in_executor(None, self.load_memory_variables, inputs)
+        return await self._aload()
+
+    async def _aload(self) -> dict[str, Any]:
+        """Load asynchronously."""
+        raise NotImplementedError
+
     def clear(self) -> None:
         """As the built-in."""
         super().clear()
-        self._upcoming.forget()
+        self._forget()
 
     async def aclear(self) -> None:
-        """As the built-in."""
+        """As the built-in, whose async way leaves the summary of `ConversationSummaryMemory`; here that goes, too."""
         await super().aclear()
+        self._forget()
+
+    def _forget(self) -> None:
         self._upcoming.forget()
 
     def _watched(self, loaded: dict[str, Any]) -> dict[str, Any]:
@@ -71,6 +97,15 @@ class _WarmedMemory(BaseChatMemory):
         """The messages in the form that the chain gets them in."""
         return messages if self.return_messages else self._text(messages)
 
+    def _is_customised(self, names: Sequence[str]) -> bool:
+        """Whether a subclass of the user's has one of these of its own."""
+        for cls in type(self).__mro__:
+            if cls.__module__ == __name__:
+                return False
+            if any(name in cls.__dict__ for name in names):
+                return True
+        return False
+
 
 class ConversationBufferWindowMemory(_WarmedMemory, BuiltInWindow):
     """``ConversationBufferWindowMemory``: the last ``k`` turns, which are a new prefix on every turn.
@@ -81,9 +116,7 @@ class ConversationBufferWindowMemory(_WarmedMemory, BuiltInWindow):
 
     llm: BaseLanguageModel | None = None  # pyright: ignore[reportMissingTypeArgument]  pydantic needs the bare class
 
-    async def aload_memory_variables(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """As `load_memory_variables`, in the caller's context."""
-        del inputs
+    async def _aload(self) -> dict[str, Any]:
         return self._watched({self.memory_key: self._window(await self.chat_memory.aget_messages())})
 
     def save_context(self, inputs: dict[str, Any], outputs: dict[str, str]) -> None:
@@ -111,14 +144,8 @@ class _PrunedMemory(_WarmedMemory):
     max_token_limit: int = 2000
     _passed: list[BaseMessage] = PrivateAttr(default_factory=list[BaseMessage])
 
-    def clear(self) -> None:
-        """As the built-in."""
-        super().clear()
-        self._passed = []
-
-    async def aclear(self) -> None:
-        """As the built-in."""
-        await super().aclear()
+    def _forget(self) -> None:
+        super()._forget()
         self._passed = []
 
     def _present(self, messages: list[BaseMessage]) -> list[BaseMessage]:
@@ -133,7 +160,7 @@ class _PrunedMemory(_WarmedMemory):
         if isinstance(self.chat_memory, InMemoryChatMessageHistory):
             del self.chat_memory.messages[:count]
         else:
-            self._passed = [*self._passed, *messages[:count]]
+            self._passed = [*self._passed, *snapshot(messages[:count])]
 
     def _surplus(self, messages: Sequence[BaseMessage], limit: float) -> int:
         """How many of the oldest messages are too many for ``limit`` tokens, counted as the built-in does."""
@@ -159,24 +186,28 @@ class ConversationTokenBufferMemory(_PrunedMemory, BuiltInTokenBuffer):
         """The buffer as messages."""
         return self._present(self.chat_memory.messages)
 
-    async def aload_memory_variables(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """As `load_memory_variables`, in the caller's context."""
-        del inputs
+    async def _aload(self) -> dict[str, Any]:
         return self._watched({self.memory_key: self._given(self._present(await self.chat_memory.aget_messages()))})
 
     def save_context(self, inputs: dict[str, Any], outputs: dict[str, str]) -> None:
         """As the built-in; then the next prompt is warmed, if messages were dropped."""
         BaseChatMemory.save_context(self, inputs, outputs)
-        self._prune(self.chat_memory.messages)
+        messages = self._present(self.chat_memory.messages)
+        self._prune(messages, self._surplus(messages, self.max_token_limit))
 
     async def asave_context(self, inputs: dict[str, Any], outputs: dict[str, str]) -> None:
-        """As `save_context`; the built-in's never prunes."""
+        """As `save_context`; the built-in's never counts nor prunes."""
         await BaseChatMemory.asave_context(self, inputs, outputs)
-        self._prune(await self.chat_memory.aget_messages())
+        messages = self._present(await self.chat_memory.aget_messages())
+        try:
+            # A model's counter may ask its server.
+            surplus = await run_in_executor(None, self._surplus, list(messages), self.max_token_limit)
+        except Exception as error:
+            self._upcoming.say_once("tokens", f"nothing is pruned: the model cannot count tokens: {error!r}")
+            return
+        self._prune(messages, surplus)
 
-    def _prune(self, stored: list[BaseMessage]) -> None:
-        messages = self._present(stored)
-        surplus = self._surplus(messages, self.max_token_limit)
+    def _prune(self, messages: list[BaseMessage], surplus: int) -> None:
         if surplus:
             left = messages[surplus:]
             self._drop(messages, surplus)
@@ -187,8 +218,9 @@ class _SummarizedMemory(_WarmedMemory):
     """A summary that is written while the user reads the answer.
 
     Attributes:
-        strict: wait for a summary that is due, at most 30 s; else it may come a turn later, and what it will cover
-            is given as it is until then.
+        strict: have the summary made in `save_context`, as the built-in does; else it may come a turn later, and what
+            it will cover is given as it is until then. For memories that are made anew for each request, or saved
+            after each turn.
     """
 
     strict: bool = False
@@ -196,17 +228,28 @@ class _SummarizedMemory(_WarmedMemory):
     _latest: list[BaseMessage] = PrivateAttr(default_factory=list[BaseMessage])
     """The messages that are in no summary, as of the last load or save: the lane does not ask a database."""
 
-    def clear(self) -> None:
-        """As the built-in."""
-        super().clear()
-        self._forget()
+    def __copy__(self) -> Self:
+        """A copy has its own summaries made."""
+        twin = super().__copy__()
+        twin._running, twin._latest = RunningSummary(), list(self._latest)
+        return twin
 
-    async def aclear(self) -> None:
-        """As the built-in; and the summary goes, too."""
-        await super().aclear()
-        self._forget()
+    def flush(self) -> None:
+        """Wait for the summary that is being written, and put it in its place: before the memory is saved, perhaps."""
+        self._running.wait(due=True)
+        self._settle()
+
+    async def aflush(self) -> None:
+        """`flush`, on a loop."""
+        await self._running.await_(due=True)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Take the summary that is ready."""
+        raise NotImplementedError
 
     def _forget(self) -> None:
+        super()._forget()
         self._running.drop()
         self._latest = []
 
@@ -214,7 +257,7 @@ class _SummarizedMemory(_WarmedMemory):
         """Have ``covered`` added to the summary, by a copy of this memory whose model shows in nobody's traces."""
         if covered:
             twin: Any = self.model_copy(update={"llm": quiet(cast("Any", self).llm)})
-            lane = self._upcoming.lane
+            lane, covered = self._upcoming.lane, snapshot(covered)
             future = self._running.start(lane, lambda: twin.predict_new_summary(covered, existing), covered, existing)
             future.add_done_callback(lambda _: lane.call(self._warm_ahead))
 
@@ -238,59 +281,113 @@ class ConversationSummaryMemory(_SummarizedMemory, BuiltInSummary):
     """``ConversationSummaryMemory``: the summary is written after the answer, not before it; async summarizes, too.
 
     Where the next question comes before the summary is there, the newest turn is given as it is, after the summary of
-    those before it; with more than two such turns it is waited for, at most 30 s.
+    those before it; with more than two such turns it is waited for, at most 30 s. ``buffer`` is the summary that was
+    taken last, so it is a turn behind until the next load, `flush`, or with ``strict``.
     """
+
+    _known: tuple[object, str] = PrivateAttr(default=(None, ""))
+    """The chat history and the summary that what is pending belongs to."""
 
     def load_memory_variables(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """As the built-in, with the newest summary there is."""
         del inputs
-        for patience in self._patiences():
-            self._running.wait(patience)
-            self._take()
+        self._look()
+        if self._latest:
+            self._running.wait(due=self._is_late)
+            self._settle()
+            if self._is_given_up():
+                with unseen(), _kept():
+                    self._on_the_spot(self.predict_new_summary(list(self._latest), self.buffer))
         return self._loaded()
 
-    async def aload_memory_variables(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """As `load_memory_variables`, in the caller's context."""
-        del inputs
-        for patience in self._patiences():
-            await self._running.await_(patience)
-            self._take()
+    async def _aload(self) -> dict[str, Any]:
+        self._look()
+        if self._latest:
+            await self._running.await_(due=self._is_late)
+            self._settle()
+            if self._is_given_up():
+                with unseen(), _kept():
+                    self._on_the_spot(await self.apredict_new_summary(list(self._latest), self.buffer))
         return self._loaded()
 
     def save_context(self, inputs: dict[str, Any], outputs: dict[str, str]) -> None:
         """As the built-in, but for the summary, which is written after this."""
+        turn = self._turn(inputs, outputs)
+        self._look()
         BaseChatMemory.save_context(self, inputs, outputs)
-        self._saved(self.chat_memory.messages)
+        self._saved(turn)
+        if self.strict:
+            self.flush()
 
     async def asave_context(self, inputs: dict[str, Any], outputs: dict[str, str]) -> None:
         """As `save_context`; the built-in's never summarizes."""
+        turn = self._turn(inputs, outputs)
+        self._look()
         await BaseChatMemory.asave_context(self, inputs, outputs)
-        self._saved(await self.chat_memory.aget_messages())
+        self._saved(turn)
+        if self.strict:
+            await self.aflush()
 
-    def _patiences(self) -> Iterator[float]:
-        """How long to wait for the summary, and for the next one, if that is not enough."""
-        yield RunningSummary.patience(due=self.strict or len(self._latest) > _MOST_PENDING)
-        if self._latest and (self.strict or len(self._latest) > _MOST_PENDING):
-            yield RunningSummary.patience(due=True)
+    @property
+    def _is_late(self) -> bool:
+        return len(self._latest) > _MOST_PENDING
 
-    def _saved(self, messages: list[BaseMessage]) -> None:
-        self._latest = [*self._latest, *messages[-2:]]
-        self._take()
+    def _is_given_up(self) -> bool:
+        """Whether it has failed in the background and cannot be put off any longer."""
+        if not self._is_late or not self._running.failed():
+            return False
+        self._running.take(self.buffer, self._latest)  # says so
+        return True
+
+    def _turn(self, inputs: dict[str, Any], outputs: dict[str, str]) -> list[BaseMessage]:
+        human, ai = self._get_input_output(inputs, outputs)
+        return [HumanMessage(content=human), AIMessage(content=ai)]
+
+    def _look(self) -> None:
+        """What is pending is none of another conversation's: one that was reset by hand, or is another's by now."""
+        history, summary = self._known
+        chat = self.chat_memory
+        mine = history is chat and summary == self.buffer
+        if mine and self._latest and isinstance(chat, InMemoryChatMessageHistory):
+            tail = chat.messages[-len(self._latest) :]
+            mine = len(tail) == len(self._latest) and all(map(alike, tail, self._latest))
+        if not mine:
+            self._running.drop()
+            self._latest, self._known = [], (chat, self.buffer)
+
+    def _saved(self, turn: list[BaseMessage]) -> None:
+        if self._running.failed() or self._running.hangs():
+            self._running.take(self.buffer, self._latest)  # says so
+            self._running.drop()
+        self._latest = [*self._latest, *turn]
+        self._settle()
+        if not self._running.busy:
+            self._summarize(self._latest, self.buffer)
 
     def _loaded(self) -> dict[str, Any]:
         return self._watched({self.memory_key: self._history(self.buffer, self._latest)})
 
-    def _take(self) -> None:
+    def _settle(self) -> None:
         """Take the summary that is ready. What has come since it was begun is the next one's."""
+        if self._running.failed() and self._running.fits(self.buffer, self._latest):
+            return  # the next turn asks again
         taken = self._running.take(self.buffer, self._latest)
         if taken is not None:
-            self.buffer, self._latest = taken.text, self._latest[taken.covered :]
-        if not self._running.busy:
+            self._put(taken.text, taken.covered)
             self._summarize(self._latest, self.buffer)
+
+    def _on_the_spot(self, summary: str) -> None:
+        if summary.strip():
+            self._put(summary, len(self._latest))
+
+    def _put(self, summary: str, covered: int) -> None:
+        self.buffer, self._latest = summary, self._latest[covered:]
+        self._known = (self.chat_memory, summary)
 
     def _forget(self) -> None:
         super()._forget()
         self.buffer = ""
+        self._known = (self.chat_memory, "")
 
     @property
     def _summary(self) -> str:
@@ -321,73 +418,123 @@ class ConversationSummaryBufferMemory(_SummarizedMemory, _PrunedMemory, BuiltInS
     def load_memory_variables(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """As the built-in, with the summary that is due, if it is ready."""
         del inputs
-        for patience in self._patiences():
-            self._running.wait(patience)
+        if self._due and self._running.fits(self.moving_summary_buffer, self._present(self.chat_memory.messages)):
+            self._running.wait(due=self._is_late)
             self._take(self.chat_memory.messages)
+        if self._is_given_up(self.chat_memory.messages):
+            with _kept():
+                self.prune()
         return self._loaded(self.chat_memory.messages)
 
-    async def aload_memory_variables(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """As `load_memory_variables`, in the caller's context."""
-        del inputs
-        for patience in self._patiences():
-            await self._running.await_(patience)
-            self._take(await self.chat_memory.aget_messages())
+    async def _aload(self) -> dict[str, Any]:
+        stored = await self.chat_memory.aget_messages()
+        if self._due and self._running.fits(self.moving_summary_buffer, self._present(stored)):
+            await self._running.await_(due=self._is_late)
+            stored = await self.chat_memory.aget_messages()
+            self._take(stored)
+        if self._is_given_up(stored):
+            with _kept():
+                await self.aprune()
         return self._loaded(await self.chat_memory.aget_messages())
 
     def save_context(self, inputs: dict[str, Any], outputs: dict[str, str]) -> None:
         """As the built-in, but for the summary, which is written beside it."""
         BaseChatMemory.save_context(self, inputs, outputs)
+        if self._is_customised(("prune",)):
+            self.prune()
+            return
         self._saved(self.chat_memory.messages)
+        if self.strict and self._due:
+            self.flush()
 
     async def asave_context(self, inputs: dict[str, Any], outputs: dict[str, str]) -> None:
         """As `save_context`."""
         await BaseChatMemory.asave_context(self, inputs, outputs)
+        if self._is_customised(("prune", "aprune")):
+            await self.aprune()
+            return
         self._saved(await self.chat_memory.aget_messages())
+        if self.strict and self._due:
+            await self.aflush()
+
+    def flush(self) -> None:
+        """Wait for the summary that is due, and the next, if that is not enough; put it in its place."""
+        while self._due and self._running.busy and not self._running.failed():
+            before = self._running.covers, self._size
+            self._running.wait(due=True)
+            self._settle()
+            if before == (self._running.covers, self._size):
+                return
+
+    async def aflush(self) -> None:
+        """`flush`, on a loop."""
+        while self._due and self._running.busy and not self._running.failed():
+            before = self._running.covers, self._size
+            await self._running.await_(due=True)
+            self._take(await self.chat_memory.aget_messages())
+            if before == (self._running.covers, self._size):
+                return
 
     def prune(self) -> None:
         """As the built-in: here and now."""
-        messages = self._present(self.chat_memory.messages)
+        stored = self.chat_memory.messages
+        messages, existing = list(self._present(stored)), self.moving_summary_buffer
         surplus = self._surplus(messages, self.max_token_limit)
         if surplus:
             with unseen():
-                summary = self.predict_new_summary(messages[:surplus], self.moving_summary_buffer)
-            self._replace(messages, surplus, summary)
+                summary = self.predict_new_summary(messages[:surplus], existing)
+            self._replace(self._present(self.chat_memory.messages), messages[:surplus], existing, summary)
 
     async def aprune(self) -> None:
         """As `prune`."""
-        messages = self._present(await self.chat_memory.aget_messages())
+        messages, existing = list(self._present(await self.chat_memory.aget_messages())), self.moving_summary_buffer
         surplus = self._surplus(messages, self.max_token_limit)
         if surplus:
             with unseen():
-                summary = await self.apredict_new_summary(messages[:surplus], self.moving_summary_buffer)
-            self._replace(messages, surplus, summary)
+                summary = await self.apredict_new_summary(messages[:surplus], existing)
+            present = self._present(await self.chat_memory.aget_messages())
+            self._replace(present, messages[:surplus], existing, summary)
 
     @property
     def _due(self) -> bool:
         return self._size is not None and self._size > self.max_token_limit
 
-    def _patiences(self) -> Iterator[float]:
-        """How long to wait for the summary that is due, and for the next one, if that is not enough."""
-        for wait in (RunningSummary.patience(due=False), 0.0):
-            if self._due:
-                size = self._size or 0
-                late = self.strict or size > self.max_token_limit * 1.25
-                yield RunningSummary.patience(due=True) if late else wait
+    @property
+    def _is_late(self) -> bool:
+        return self._size is not None and self._size > self.max_token_limit * 1.25
+
+    def _is_given_up(self, stored: list[BaseMessage]) -> bool:
+        """Whether it has failed in the background and cannot be put off any longer."""
+        if not self._is_late or not self._running.failed():
+            return False
+        self._running.take(self.moving_summary_buffer, self._present(stored))  # says so
+        return True
+
+    def _settle(self) -> None:
+        self._take(self.chat_memory.messages)
 
     def _take(self, stored: list[BaseMessage]) -> None:
-        messages = self._present(stored)
-        taken = self._running.take(self.moving_summary_buffer, messages)
+        if self._running.failed():
+            return  # the next turn asks again
+        messages, existing = self._present(stored), self.moving_summary_buffer
+        taken = self._running.take(existing, messages)
         if taken is not None:
-            self._prepare(self._replace(messages, taken.covered, taken.text))
+            self._prepare(self._replace(messages, messages[: taken.covered], existing, taken.text))
 
     def _loaded(self, stored: list[BaseMessage]) -> dict[str, Any]:
         messages = self._latest = list(self._present(stored))
         return self._watched({self.memory_key: self._history(self.moving_summary_buffer, messages)})
 
-    def _replace(self, messages: list[BaseMessage], covered: int, summary: str) -> list[BaseMessage]:
-        """Let ``summary`` stand for the first ``covered`` messages; returns the others."""
-        left = self._latest = messages[covered:]
-        self._drop(messages, covered)
+    def _replace(
+        self, messages: list[BaseMessage], covered: Sequence[BaseMessage], existing: str, summary: str
+    ) -> list[BaseMessage]:
+        """Let ``summary`` stand for what it covers, if that is still there; returns what is left."""
+        covers = len(covered)
+        same = existing == self.moving_summary_buffer and len(messages) >= covers
+        if not same or not all(map(alike, covered, messages)):
+            return list(messages)  # another summary was taken, or the history is another, meanwhile
+        left = self._latest = messages[covers:]
+        self._drop(messages, covers)
         self.moving_summary_buffer = summary
         self._size = self._tokens(left)
         self._running.drop()
@@ -398,7 +545,10 @@ class ConversationSummaryBufferMemory(_SummarizedMemory, _PrunedMemory, BuiltInS
         size = self._tokens(messages)
         self._growth = max(0, size - self._size) if self._size is not None else 0
         self._size = size
-        if self._running.fits(self.moving_summary_buffer, messages) and not self._running.failed():
+        if self._running.failed() or self._running.hangs():
+            self._running.take(self.moving_summary_buffer, messages)  # says so
+            self._running.drop()
+        if self._running.fits(self.moving_summary_buffer, messages):
             self._warm_ahead()  # with what has come
         else:
             self._prepare(messages)
@@ -430,8 +580,14 @@ class ConversationSummaryBufferMemory(_SummarizedMemory, _PrunedMemory, BuiltInS
         return self._given(messages)
 
 
-_MOST_PENDING = 4
-"""Messages that may be given as they are, after the summary, before it is waited for."""
+@contextlib.contextmanager
+def _kept() -> Generator[None]:
+    """A summary that fails on the spot, too, leaves everything as it is."""
+    try:
+        yield
+    except Exception as error:
+        log.warning("a summary failed, the messages are kept as they are: %r", error)
+
 
 __all__ = [
     "ConversationBufferWindowMemory",

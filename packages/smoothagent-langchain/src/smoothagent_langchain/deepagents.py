@@ -278,19 +278,26 @@ class SubAgentMiddleware(DelegationHooks, BuiltInSubAgents[Any, Any]):
     built-in itself, of its ``subagents``.
 
     Args:
-        models: chat models of sub-agents that do not use the delegating agent's; those in ``subagents`` are known.
+        models: chat models of sub-agents that do not use the delegating agent's; model objects in ``subagents`` are
+            known, names of models are not.
         warm: prefill ahead; default yes, except at hosted endpoints.
+        server: the agents' model server, if you have a `smoothagent.Backend` made for it.
         **built_in: everything the built-in takes.
     """
 
     def __init__(
-        self, *, models: Mapping[str, BaseChatModel] | None = None, warm: bool | None = None, **built_in: Any
+        self,
+        *,
+        models: Mapping[str, BaseChatModel] | None = None,
+        warm: bool | None = None,
+        server: Backend | None = None,
+        **built_in: Any,
     ) -> None:
         super().__init__(**built_in)
         specs = cast("Sequence[Mapping[str, Any]]", built_in.get("subagents") or ())
         own = {s["name"]: s["model"] for s in specs if isinstance(s.get("model"), BaseChatModel)}
         self.warm = warm
-        self._prepare_to_delegate({**own, **(models or {})})
+        self._prepare_to_delegate({**own, **(models or {})}, server)
 
 
 _turn: ContextVar[_Turn | None] = ContextVar("smoothagent_deepagents", default=None)

@@ -31,7 +31,6 @@ from pydantic import SecretStr
 
 from smoothagent import CommitReport, ConfigurationError, OpenAIBackend
 from smoothagent_bench import tool
-from smoothagent_bench.harness import FULL_LENGTH
 from smoothagent_bench.job import Assignment
 from smoothagent_bench.record import Row
 from smoothagent_bench.sides import LOOKAHEAD, Meter
@@ -132,7 +131,7 @@ class BenchAgent:
 
     def _model(self) -> ChatOpenAI:
         job = self._job
-        extra = dict[str, Any](FULL_LENGTH)
+        extra = dict[str, Any](job.extra_body)
         if job.mode != "lookahead" and job.slots:
             extra |= {"id_slot": job.slots[0], "cache_prompt": True}
         return ChatOpenAI(

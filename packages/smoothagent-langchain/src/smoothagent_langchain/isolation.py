@@ -10,63 +10,97 @@ import contextlib
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Generator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 from uuid import UUID
 
 from langchain.agents.middleware.types import AgentMiddleware, ModelRequest, ToolCallRequest
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessageChunk, BaseMessage, HumanMessage
+from langchain_core.messages import AIMessageChunk, BaseMessage, HumanMessage, SystemMessage
+from langchain_core.runnables import ensure_config
 from langchain_core.tracers.context import register_configure_hook
 
-from smoothagent import Ledger
+from smoothagent import Backend, Ledger, Prompt
 from smoothagent.delegation import Delegation
+from smoothagent.forks import after_fork
 from smoothagent.jsonstream import FieldStream
 from smoothagent.lane import process_lane
-from smoothagent_langchain.chains import Shape, Upcoming
+from smoothagent_langchain.aside import is_unseen
 from smoothagent_langchain.codec import LangChainCodec
-from smoothagent_langchain.models import backend_for, to_wire_of
+from smoothagent_langchain.models import backend_for, given_for, name_of, same_model, to_wire_of
+from smoothagent_langchain.routed import unrouted
+from smoothagent_langchain.threads import graph_of
+from smoothagent_langchain.watch import name_in, prompt_of
 
 log = logging.getLogger("smoothagent")
 
-_OPEN = 64
-"""Calls that are being written, or have been and wait for their tool."""
-_Key = tuple[UUID, int]
+_WAITING = 16
+"""Calls that have been written and wait for their tool, of all conversations; what is older is given up."""
+_KINDS, _MODELS = 64, 4
+"""Kinds of sub-agents that are remembered, and models of each."""
+_TALKS = 256
+"""Conversations whose model is remembered from the model's node to the tools' node."""
 
 
 class _Known(NamedTuple):
-    """How a kind of sub-agent was called last."""
-
-    shape: Shape
-    model: BaseChatModel
-
-
-@dataclass
-class _Opened:
-    """A call that the model is writing.
+    """How a kind of sub-agent was called last.
 
     Attributes:
-        kind: the sub-agent it is taken to be for.
-        delegation: warms that one; None where nothing is known of its prompt.
-        kinds: the part of the arguments that will say.
-        text: the instruction so far.
-        named: what they have said so far.
+        model: its chat model.
+        before: the system messages that stood before the task.
+        prompt: what else shapes the tokens.
     """
 
-    kind: str
-    delegation: Delegation[BaseMessage] | None
-    kinds: FieldStream | None
-    instruction: FieldStream
-    text: str = ""
-    named: str = ""
+    model: BaseChatModel
+    before: tuple[BaseMessage, ...]
+    prompt: Prompt
+
+
+class _Opened:
+    """A call that the model is writing: which sub-agent it is for, and the task so far.
+
+    Args:
+        hooks: know the sub-agents.
+        model: the delegating agent's.
+    """
+
+    def __init__(self, hooks: DelegationHooks, model: BaseChatModel | None) -> None:
+        self._hooks, self._model = hooks, model
+        self._kinds = FieldStream(hooks.names) if hooks.names is not None else None
+        self._instruction = FieldStream(hooks.instructs)
+        self.call: str | None = None
+        self.kind = hooks.last if hooks.names is not None else ""
+        self.text = self._named = ""
+        # Which one it is for is guessed until it says so.
+        self.delegation = hooks.delegation(self.kind, model)
+
+    def feed(self, fragment: str) -> None:
+        """More of its arguments is there."""
+        if self._kinds is not None:
+            self._named += self._kinds.feed(fragment)
+            if self._kinds.complete and self._named != self.kind:
+                self.cancel()
+                self.kind = self._named
+                self.delegation = self._hooks.delegation(self.kind, self._model)
+                if self.delegation is not None and self.text:
+                    self.delegation.feed(self.text)
+        text = self._instruction.feed(fragment)
+        self.text += text
+        if text and self.delegation is not None:
+            self.delegation.feed(text)
 
     def cancel(self) -> None:
-        """It is not delegated after all, or is over."""
+        """It is not delegated after all, or is over: nothing is held for it any more."""
         if self.delegation is not None:
             self.delegation.cancel()
+
+    def starts(self, kind: str, text: str) -> None:
+        """Its sub-agent is about to call its model: what is warm is warm, and stays in the cache without a lease."""
+        if self.delegation is not None and self.kind == kind and text.startswith(self.text):
+            self.delegation.on_commit(text)
+        self.cancel()
 
 
 class DelegationHooks:
@@ -77,6 +111,7 @@ class DelegationHooks:
         instructs: the argument with the task.
         names: the argument that says which sub-agent; None where there is one.
         warm: prefill ahead; default yes, except at hosted endpoints.
+        last: the kind of sub-agent that was started last.
         ledger: what was prefilled for sub-agents.
     """
 
@@ -84,34 +119,36 @@ class DelegationHooks:
     instructs: str = "description"
     names: str | None = "subagent_type"
     warm: bool | None = None
+    last: str = ""
 
-    def _prepare_to_delegate(self, models: Mapping[str, BaseChatModel] | None = None) -> None:
+    def _prepare_to_delegate(
+        self, models: Mapping[str, BaseChatModel] | None = None, backend: Backend | None = None
+    ) -> None:
         self.ledger = Ledger()
-        self._models = dict(models or {})
+        self._models, self._backend = dict(models or {}), backend
+        self._start_afresh()
+        self._known: OrderedDict[str, list[_Known]] = OrderedDict()
+        after_fork(self._start_afresh)
+
+    def _start_afresh(self) -> None:
         self._lock = threading.Lock()
-        self._known: dict[str, _Known] = {}
-        self._last: str | None = None
-        self._writing: OrderedDict[_Key, tuple[str, _Opened]] = OrderedDict()
-        self._written: OrderedDict[str, _Opened] = OrderedDict()
+        self._talks: OrderedDict[str, BaseChatModel | None] = OrderedDict()
+        self._written: OrderedDict[tuple[str, str], _Opened] = OrderedDict()
 
     def wrap_model_call(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Any]) -> Any:
         """Listen to the calls that the model writes."""
-        self._parents = request.model
-        with _listening(self):
+        with self._listening(request):
             return cast("Any", super()).wrap_model_call(request, handler)
 
     async def awrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[Any]]
     ) -> Any:
         """Listen to the calls that the model writes."""
-        self._parents = request.model
-        with _listening(self):
+        with self._listening(request):
             return await cast("Any", super()).awrap_model_call(request, handler)
 
     def wrap_tool_call(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Any]) -> Any:
         """Start the sub-agent, and look at how it is called."""
-        if request.tool_call["name"] != self.delegates:
-            return handler(request)
         with self._delegating(request):
             return handler(request)
 
@@ -119,75 +156,63 @@ class DelegationHooks:
         self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[Any]]
     ) -> Any:
         """Start the sub-agent, and look at how it is called."""
-        if request.tool_call["name"] != self.delegates:
-            return await handler(request)
         with self._delegating(request):
             return await handler(request)
 
     # ---- while the parent's model writes --------------------------------------------------------
 
-    def begins(self, run: UUID, index: int, call: str | None) -> None:
-        """A call of the tool begins; which sub-agent it is for is guessed until it says so."""
+    @contextlib.contextmanager
+    def _listening(self, request: ModelRequest[Any]) -> Generator[None]:
+        talk, ear = "", None
+        with _harmless():
+            talk = _talk()
+            model = unrouted(request.model) if isinstance(request.model, BaseChatModel) else None  # pyright: ignore[reportUnnecessaryIsInstance]
+            with self._lock:
+                _put(self._talks, talk, model, _TALKS)
+                # The answer before this one is history: what it wrote and nobody started is not started any more.
+                left = [self._written.pop(key) for key in list(self._written) if key[0] == talk]
+            for opened in left:
+                opened.cancel()
+            ear = _Ear(self, talk, model, _ears.get())
+        outer = _ears.set(ear or _ears.get())
+        try:
+            yield
+        finally:
+            _ears.reset(outer)
+            with _harmless():
+                self._keep(talk, ear.finished() if ear else [])
+
+    def _keep(self, talk: str, written: Sequence[_Opened]) -> None:
+        """The answer is there: its calls wait for their tool."""
+        surplus: list[_Opened] = []
         with self._lock:
-            kind = self._last
-            known = self._known.get(kind) if kind is not None else None
-            if kind is None or known is None or call is None:
-                return  # nothing is known of its prompt yet
-            kinds = FieldStream(self.names) if self.names is not None else None
-            opened = _Opened(kind, self._delegation(known), kinds, FieldStream(self.instructs))
-            self._writing[run, index] = (call, opened)
-            while len(self._writing) > _OPEN:
-                self._writing.popitem(last=False)[1][1].cancel()
+            for opened in written:
+                if opened.call is None or opened.delegation is None:
+                    surplus.append(opened)
+                    continue
+                old = self._written.pop((talk, opened.call), None)
+                if old is not None:
+                    surplus.append(old)
+                self._written[talk, opened.call] = opened
+            while len(self._written) > _WAITING:
+                surplus.append(self._written.popitem(last=False)[1])
+        for opened in surplus:
+            opened.cancel()
 
-    def writes(self, run: UUID, index: int, fragment: str) -> None:
-        """More of its arguments is there."""
+    def delegation(self, kind: str, model: BaseChatModel | None) -> Delegation[BaseMessage] | None:
+        """Begin to warm a sub-agent of this kind; None where nothing is known of its prompt with its present model."""
+        wanted = self._models.get(kind) or model
         with self._lock:
-            found = self._writing.get((run, index))
-            if found is None:
-                return
-            opened = found[1]
-            if opened.kinds is not None:
-                opened.named += opened.kinds.feed(fragment)
-                if opened.kinds.complete and opened.named != opened.kind:
-                    self._retarget(opened)
-            text = opened.instruction.feed(fragment)
-            if text:
-                opened.text += text
-                if opened.delegation is not None:
-                    opened.delegation.feed(text)
-
-    def has_written(self, run: UUID) -> None:
-        """The answer is complete: its calls are known by their ids from now on."""
-        with self._lock:
-            for key in [key for key in self._writing if key[0] == run]:
-                call, opened = self._writing.pop(key)
-                self._written[call] = opened
-            while len(self._written) > _OPEN:
-                self._written.popitem(last=False)[1].cancel()
-
-    def breaks_off(self, run: UUID) -> None:
-        """The answer will not be complete."""
-        with self._lock:
-            for key in [key for key in self._writing if key[0] == run]:
-                self._writing.pop(key)[1].cancel()
-
-    def _retarget(self, opened: _Opened) -> None:
-        """It is for another sub-agent than was guessed."""
-        opened.cancel()
-        opened.kind = opened.named
-        known = self._known.get(opened.kind)
-        opened.delegation = self._delegation(known) if known is not None else None
-        if opened.delegation is not None and opened.text:
-            opened.delegation.feed(opened.text)
-
-    def _delegation(self, known: _Known) -> Delegation[BaseMessage]:
+            known = next((k for k in self._known.get(kind, ()) if wanted and same_model(k.model, wanted)), None)
+        if known is None:
+            return None
         return Delegation(
-            backend=backend_for(known.model, warm=self.warm),
+            backend=given_for(self._backend, known.model) or backend_for(known.model, warm=self.warm),
             codec=LangChainCodec(to_wire_of(known.model)),
             lane=process_lane(),
             ledger=self.ledger,
-            prompt=known.shape.prompt,
-            head=known.shape.before,
+            prompt=known.prompt,
+            head=known.before,
             instruction=HumanMessage,
         )
 
@@ -195,40 +220,35 @@ class DelegationHooks:
 
     @contextlib.contextmanager
     def _delegating(self, request: ToolCallRequest) -> Generator[None]:
-        args, call = request.tool_call["args"], request.tool_call["id"]
-        text = args.get(self.instructs)
-        kind = str(args.get(self.names)) if self.names is not None else ""
-        with self._lock:
-            opened = self._written.pop(call, None) if call is not None else None
-        if not isinstance(text, str) or not text:
-            if opened is not None:
-                opened.cancel()
+        call = request.tool_call
+        if call["name"] != self.delegates:
             yield
             return
-        upcoming = Upcoming()
-        with contextlib.suppress(Exception):  # whatever it is, the sub-agent starts as without us
-            if opened is not None and opened.delegation is not None and opened.kind == kind:
-                opened.delegation.on_commit(text)
-            upcoming.watch([HumanMessage(text)], self._model_of(kind), warm=self.warm)
+        first = None
+        with _harmless():
+            args, talk = call["args"], _talk()
+            text = args.get(self.instructs)
+            kind = str(args.get(self.names)) if self.names is not None else ""
+            with self._lock:
+                opened = self._written.pop((talk, call["id"] or ""), None)
+                model = self._models.get(kind) or self._talks.get(talk)
+            if opened is not None:
+                opened.starts(kind, text if isinstance(text, str) else "")
+            if isinstance(text, str) and text and model is not None:
+                first = _FirstCall(self, kind, text, model)
+        token = _firsts.set(first) if first is not None else None
         try:
             yield
         finally:
-            if opened is not None:
-                opened.cancel()
-            self._learn(kind, upcoming)
+            if token is not None:
+                _firsts.reset(token)
 
-    def _learn(self, kind: str, upcoming: Upcoming) -> None:
-        shape, model = upcoming.shape, upcoming.model
-        upcoming.forget()
-        if shape is not None and model is not None:
-            with self._lock:
-                self._known[kind], self._last = _Known(shape, model), kind
-
-    def _model_of(self, kind: str) -> BaseChatModel | None:
-        return self._models.get(kind) or self._parents
-
-    _parents: BaseChatModel | None = None
-    """The delegating agent's own model, which sub-agents use where they have none of their own."""
+    def learn(self, kind: str, known: _Known) -> None:
+        """A sub-agent has called its model for the first time."""
+        with self._lock:
+            others = [k for k in self._known.pop(kind, []) if not same_model(k.model, known.model)]
+            _put(self._known, kind, [known, *others][:_MODELS], _KINDS)
+            self.last = kind
 
 
 class _PassingOn(AgentMiddleware[Any, Any, Any]):
@@ -256,6 +276,7 @@ class IsolationMiddleware(DelegationHooks, _PassingOn):
         agent: its argument that says which sub-agent; None where there is one.
         models: chat models of sub-agents that do not use the delegating agent's.
         warm: prefill ahead; default yes, except at hosted endpoints.
+        backend: the agents' server, if you have one made; default one that is made from the model.
     """
 
     def __init__(
@@ -266,74 +287,150 @@ class IsolationMiddleware(DelegationHooks, _PassingOn):
         agent: str | None = "subagent_type",
         models: Mapping[str, BaseChatModel] | None = None,
         warm: bool | None = None,
+        backend: Backend | None = None,
     ) -> None:
         super().__init__()
         self.delegates, self.instructs, self.names, self.warm = tool, instruction, agent, warm
-        self._prepare_to_delegate(models)
+        self._prepare_to_delegate(models, backend)
+
+    @property
+    def name(self) -> str:
+        """One for each tool, since an agent takes no two middleware of one name."""
+        own = type(self).__name__
+        return own if self.delegates == DelegationHooks.delegates else f"{own}[{self.delegates}]"
 
 
-class _Listening(BaseCallbackHandler):
-    """Hears the calls that the agent's model writes."""
+class _Ear(BaseCallbackHandler):
+    """Hears the calls that the agent's model writes in one model call of the agent's.
+
+    Args:
+        hooks: whose.
+        talk: the conversation.
+        model: the agent's.
+        outer: the ear of another middleware around this one, which is told, too.
+    """
 
     run_inline = True
 
-    def __init__(self, hooks: DelegationHooks, outer: _Listening | None) -> None:
-        self._hooks, self._outer = hooks, outer
-        self._ours: set[tuple[UUID, int]] = set()
+    def __init__(self, hooks: DelegationHooks, talk: str, model: BaseChatModel | None, outer: _Ear | None) -> None:
+        self._hooks, self._talk, self._model = hooks, talk, model
+        self._open: dict[tuple[UUID, Any], _Opened] = {}
+        self._complete: set[UUID] = set()
+        # Around a nested agent's call it is inherited anyway.
+        self._ears: tuple[_Ear, ...] = (self, *(outer._ears if outer is not None and outer._talk == talk else ()))
+
+    def finished(self) -> list[_Opened]:
+        """The calls of the answers that came to their end; others are given up."""
+        kept: list[_Opened] = []
+        for (run, _), opened in self._open.items():
+            if run in self._complete:
+                kept.append(opened)
+            else:
+                opened.cancel()
+        self._open = {}
+        return kept
 
     def on_llm_new_token(self, token: Any, *, run_id: UUID, **kwargs: Any) -> None:
         """A chunk of an answer."""
-        if self._outer is not None:
-            self._outer.on_llm_new_token(token, run_id=run_id, **kwargs)
+        del token
         message = getattr(kwargs.get("chunk"), "message", None)
         if isinstance(message, AIMessageChunk):
             for chunk in message.tool_call_chunks:
-                self._heard(run_id, chunk["index"] or 0, chunk["name"], chunk["id"], chunk["args"])
+                index = chunk["index"] if chunk["index"] is not None else chunk["id"]
+                self._told(run_id, index, chunk["name"], chunk["id"], chunk["args"])
 
     def on_stream_event(self, event: Any, *, run_id: UUID, **kwargs: Any) -> None:
         """The same, in newer streams."""
-        if self._outer is not None:
-            self._outer.on_stream_event(event, run_id=run_id, **kwargs)
+        del kwargs
         fields = cast("Mapping[str, Any]", event if isinstance(event, Mapping) else {})
-        index = fields.get("index") or 0
-        part: Mapping[str, Any] = fields.get("content") or fields.get("delta") or {}
-        if fields.get("event") == "content-block-start" and part.get("type") == "tool_call_chunk":
-            self._heard(run_id, index, part.get("name"), part.get("id"), part.get("args"))
-        elif fields.get("event") == "content-block-delta" and part.get("type") == "tool-call-delta":
-            self._heard(run_id, index, None, None, part.get("args"))
+        found = fields.get("content") or fields.get("delta")
+        part = cast("Mapping[str, Any]", found if isinstance(found, Mapping) else {})
+        kind, index = fields.get("event"), fields.get("index")
+        if kind == "content-block-start" and part.get("type") == "tool_call_chunk":
+            self._told(run_id, index, part.get("name"), part.get("id"), part.get("args"))
+        elif kind == "content-block-delta" and part.get("type") == "tool-call-delta":
+            self._told(run_id, index, None, None, part.get("args"))
 
     def on_llm_end(self, response: Any, *, run_id: UUID, **kwargs: Any) -> None:
         """An answer is complete."""
-        if self._outer is not None:
-            self._outer.on_llm_end(response, run_id=run_id, **kwargs)
-        self._hooks.has_written(run_id)
+        del response, kwargs
+        for ear in self._ears:
+            ear._complete.add(run_id)
 
-    def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        """An answer broke off."""
-        if self._outer is not None:
-            self._outer.on_llm_error(error, run_id=run_id, **kwargs)
-        self._hooks.breaks_off(run_id)
+    def _told(self, run: UUID, index: Any, name: Any, call: Any, args: Any) -> None:
+        for ear in self._ears:
+            with _harmless():
+                ear._heard((run, index), name, call, args)
 
-    def _heard(self, run: UUID, index: int, name: str | None, call: str | None, args: str | None) -> None:
-        try:
-            if name == self._hooks.delegates:
-                self._ours.add((run, index))
-                self._hooks.begins(run, index, call)
-            if args and (run, index) in self._ours:
-                self._hooks.writes(run, index, args)
-        except Exception as error:  # it is only ahead of what comes anyway
-            log.warning("a sub-agent is not warmed: %r", error, exc_info=error)
-            self._ours.discard((run, index))
+    def _heard(self, key: tuple[UUID, Any], name: Any, call: Any, args: Any) -> None:
+        opened = self._open.get(key)
+        if opened is None and name == self._hooks.delegates:
+            opened = self._open[key] = _Opened(self._hooks, self._model)
+        if opened is None:
+            return
+        if isinstance(call, str) and call:
+            opened.call = call
+        if isinstance(args, str) and args:
+            opened.feed(args)
 
 
-_ears: ContextVar[_Listening | None] = ContextVar("smoothagent_delegations", default=None)
+class _FirstCall(BaseCallbackHandler):
+    """Sees the first model call that a tool makes with the task as its only message but system text."""
+
+    run_inline = True
+
+    def __init__(self, hooks: DelegationHooks, kind: str, text: str, model: BaseChatModel) -> None:
+        self._hooks, self._kind, self._text, self._model = hooks, kind, text, model
+        self._seen = False
+
+    def on_chat_model_start(
+        self, serialized: dict[str, Any], messages: list[list[BaseMessage]], *, run_id: UUID, **kwargs: Any
+    ) -> None:
+        """A model is called."""
+        del serialized, run_id
+        if self._seen or is_unseen() or not messages or not messages[0]:
+            return
+        *before, task = messages[0]
+        ours = isinstance(task, HumanMessage) and task.content == self._text
+        if not ours or not all(isinstance(m, SystemMessage) for m in before):
+            return
+        self._seen = True
+        with _harmless():
+            params = cast("dict[str, Any]", kwargs.get("invocation_params") or {})
+            name, called = name_of(self._model), name_in(params)
+            if name is not None and called is not None and name != called:
+                log.info(
+                    "sub-agents of kind %r are not warmed: they use the model %s, which is not the delegating agent's; "
+                    "pass models={%r: …}",
+                    *(self._kind, called, self._kind),
+                )
+                return
+            self._hooks.learn(self._kind, _Known(self._model, tuple(before), prompt_of(params)))
+
+
+_ears: ContextVar[_Ear | None] = ContextVar("smoothagent_delegations", default=None)
 register_configure_hook(_ears, inheritable=True)
+_firsts: ContextVar[_FirstCall | None] = ContextVar("smoothagent_first_calls", default=None)
+register_configure_hook(_firsts, inheritable=True)
 
 
 @contextlib.contextmanager
-def _listening(hooks: DelegationHooks) -> Generator[None]:
-    token = _ears.set(_Listening(hooks, _ears.get()))
+def _harmless() -> Generator[None]:
+    """Whatever goes wrong, the agent and its sub-agents go on as without us."""
     try:
         yield
-    finally:
-        _ears.reset(token)
+    except Exception as error:
+        log.warning("a sub-agent is not warmed: %r", error, exc_info=error)
+
+
+def _talk() -> str:
+    """The conversation that a node belongs to: the same for the model's node and the tools'."""
+    configurable = ensure_config().get("configurable") or {}
+    return f"{configurable.get('thread_id')}\0{graph_of(str(configurable.get('checkpoint_ns') or ''))}"
+
+
+def _put(table: OrderedDict[str, Any], key: str, value: Any, most: int) -> None:
+    table[key] = value
+    table.move_to_end(key)
+    while len(table) > most:
+        table.popitem(last=False)

@@ -13,6 +13,7 @@ from langchain_core.messages import BaseMessage
 from smoothagent import Backend, OpenAIBackend
 from smoothagent_langchain.aside import AsideBackend
 from smoothagent_langchain.codec import ToWire, openai_form
+from smoothagent_langchain.routed import unrouted
 
 _ONLY_ITS_OWN = ("http_client", "http_async_client", "openai_proxy", "default_query")
 """Fields of a model that change how its server is reached: only the model object itself can."""
@@ -34,6 +35,7 @@ def backend_for(model: BaseChatModel, *, warm: bool | None = None) -> Backend:
         model: the agent's model.
         warm: prefill ahead. None: where it costs nothing but time, that is, not at hosted endpoints.
     """
+    model = unrouted(model)
     server = _server_of(model)
     if server is None:
         return AsideBackend(model, warm=bool(warm))
@@ -98,7 +100,9 @@ def answers_in_place(model: BaseChatModel, backend: Backend | None = None) -> bo
 def speaks_chat(model: BaseChatModel) -> bool:
     """Whether a model speaks OpenAI's Chat Completions."""
     responses = getattr(model, "_use_responses_api", None)
-    return hasattr(model, "_get_request_payload") and not (responses is not None and responses({}))
+    # Other models (ChatAnthropic) have a payload of that name, too, with another content.
+    openai = hasattr(model, "_get_request_payload") and hasattr(model, "root_async_client")
+    return openai and not (responses is not None and responses({}))
 
 
 def name_of(model: BaseChatModel) -> str | None:

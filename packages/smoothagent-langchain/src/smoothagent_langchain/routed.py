@@ -20,6 +20,11 @@ class Routed:
     def __init__(self, target: Any, extras: Mapping[str, Any]) -> None:
         self._target, self._extras = target, extras
 
+    @property
+    def target(self) -> Any:
+        """The client itself."""
+        return self._target
+
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._target, name)
         if name in _INSIDE:
@@ -31,6 +36,16 @@ class Routed:
             return call(*args, **merged(kwargs, dict(self._extras)))
 
         return called
+
+
+def unrouted(model: BaseChatModel) -> BaseChatModel:
+    """The model as it was before `routed`: the way there is one call's, and no part of it."""
+    clients = {name: getattr(model, name, None) for name in _CLIENTS}
+    found: dict[str, Any] = {}
+    for name, client in clients.items():
+        while isinstance(client, Routed):
+            client = found[name] = client.target
+    return model.model_copy(update=found) if found else model
 
 
 def routed(model: BaseChatModel, extras: Mapping[str, Any]) -> BaseChatModel:

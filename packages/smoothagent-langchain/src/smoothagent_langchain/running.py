@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self
 
 from langchain_core.messages import BaseMessage
 
+from smoothagent.forks import after_fork
 from smoothagent.lane import Lane
 from smoothagent.waiting import wrapped
 from smoothagent_langchain.aside import in_thread
@@ -21,6 +23,8 @@ _GRACE = 0.25
 """Seconds that nobody takes for a pause."""
 _AT_MOST = 30.0
 """Seconds that a summary is waited for where it has to be there."""
+_HUNG = 300.0
+"""Seconds after which one is given up that nobody waits for."""
 
 
 class Taken(NamedTuple):
@@ -36,12 +40,19 @@ class Taken(NamedTuple):
 
 
 class RunningSummary:
-    """At most one at a time. It is taken only where what it covers is still what it was (the law, 6)."""
+    """At most one at a time. It is taken only where what it covers is still what it was (the law, 6).
+
+    Attributes:
+        covers: how many messages it stands for.
+    """
 
     def __init__(self) -> None:
         self._future: concurrent.futures.Future[str] | None = None
         self._covered: list[BaseMessage] = []
         self._existing = ""
+        self._waited = False
+        self._began = 0.0
+        after_fork(self._forget)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """A copied memory has its own summaries made."""
@@ -51,10 +62,11 @@ class RunningSummary:
         """Nothing of it is kept."""
         return RunningSummary, ()
 
-    @staticmethod
-    def patience(*, due: bool) -> float:
-        """Seconds to wait for it at a load."""
-        return _AT_MOST if due else _GRACE
+    def __eq__(self, other: object) -> bool:
+        """Two memories are equal whatever is being written for them."""
+        return isinstance(other, RunningSummary)
+
+    __hash__ = object.__hash__
 
     @property
     def busy(self) -> bool:
@@ -71,7 +83,9 @@ class RunningSummary:
     ) -> concurrent.futures.Future[str]:
         """Begin one of ``covered``, added to the ``existing`` summary; in a thread, since models block."""
         self.drop()
-        self._covered, self._existing = list(covered), existing
+        # Copies: what is changed in place afterwards is not what the summary says.
+        self._covered, self._existing = snapshot(covered), existing
+        self._waited, self._began = False, time.monotonic()
         future = self._future = lane.spawn(in_thread(write))
         return future
 
@@ -81,15 +95,17 @@ class RunningSummary:
         if future is not None:
             future.cancel()
 
-    def wait(self, timeout: float) -> None:
-        """Block until it is written, or for ``timeout`` seconds."""
-        if self._future is not None and timeout:
-            concurrent.futures.wait([self._future], timeout)
+    def wait(self, *, due: bool) -> None:
+        """Block until it is written: where it is ``due`` for as long as that may take, else for a moment."""
+        future, timeout = self._future, self._timeout(due=due)
+        if future is not None:
+            concurrent.futures.wait([future], timeout)
 
-    async def await_(self, timeout: float) -> None:
+    async def await_(self, *, due: bool) -> None:
         """`wait`, on a loop."""
-        if self._future is not None and timeout:
-            await asyncio.wait({wrapped(self._future)}, timeout=timeout)
+        future, timeout = self._future, self._timeout(due=due)
+        if future is not None:
+            await asyncio.wait({wrapped(future)}, timeout=timeout)
 
     def ready(self) -> str | None:
         """The summary, if it is written."""
@@ -101,7 +117,13 @@ class RunningSummary:
 
     def failed(self) -> bool:
         """Whether it has ended without a text."""
-        return self._future is not None and self._future.done() and self.ready() is None
+        future = self._future
+        return future is not None and future.done() and self.ready() is None
+
+    def hangs(self) -> bool:
+        """Whether it has been written for so long that it is better asked for again."""
+        future = self._future
+        return future is not None and not future.done() and time.monotonic() > self._began + _HUNG
 
     def fits(self, existing: str, messages: Sequence[BaseMessage]) -> bool:
         """Whether it is one of the first of ``messages``, with the same summary before it."""
@@ -131,3 +153,19 @@ class RunningSummary:
             log.warning("a summary in the background failed, the messages are kept as they are: %s", why)
             return None
         return Taken(text, len(self._covered))
+
+    def _timeout(self, *, due: bool) -> float:
+        """One that was waited for in vain is not waited for again."""
+        if not due or self._waited:
+            return _GRACE
+        self._waited = True
+        return _AT_MOST
+
+    def _forget(self) -> None:
+        """In a forked child nobody writes it."""
+        self._future = None
+
+
+def snapshot(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+    """Messages as they are now."""
+    return [message.model_copy(deep=True) for message in messages]

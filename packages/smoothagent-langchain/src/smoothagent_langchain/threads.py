@@ -15,6 +15,7 @@ from langchain_core.messages import BaseMessage, SystemMessage
 from smoothagent import Backend, ConfigurationError, LookaheadRuntime, LookaheadStrategy, Prompt, RuntimePool
 from smoothagent_langchain.codec import LangChainCodec, Make, alike
 from smoothagent_langchain.models import backend_for, given_for, same_model, to_wire_of
+from smoothagent_langchain.routed import unrouted
 from smoothagent_langchain.watch import Watch
 
 _VOLATILE = 2
@@ -130,6 +131,7 @@ class Threads:
         key = self.key(messages, runtime)
         if key is None:
             return None
+        model = unrouted(model)  # by another middleware of ours, around this one
         with self._lock:
             found = self.pool.find(key)
             if isinstance(found, Thread) and (found.model is model or same_model(found.model, model)):
@@ -148,7 +150,7 @@ class Threads:
     def key(self, messages: Sequence[BaseMessage], runtime: object) -> str | None:
         """What tells this conversation from others."""
         info = getattr(runtime, "execution_info", None)
-        graph = _graph_of(getattr(info, "checkpoint_ns", None) or "")
+        graph = graph_of(getattr(info, "checkpoint_ns", None) or "")
         thread = getattr(info, "thread_id", None)
         if thread is not None:
             return f"{thread}\0{graph}"
@@ -172,7 +174,7 @@ class Threads:
         return Thread(f"{self._mine}\0{key}", model, self._strategy(model), backend, codec, self._ceiling)
 
 
-def _graph_of(namespace: str) -> str:
+def graph_of(namespace: str) -> str:
     """The graph that a node's namespace belongs to: the same for all its nodes, another for a sub-agent's."""
     return namespace.rpartition("|")[0]
 
@@ -180,7 +182,7 @@ def _graph_of(namespace: str) -> str:
 def _ends_with_its_run(runtime: object) -> bool:
     """Whether nothing tells that a later run goes on with this conversation: no thread, or a sub-agent's run."""
     info = getattr(runtime, "execution_info", None)
-    return getattr(info, "thread_id", None) is None or bool(_graph_of(getattr(info, "checkpoint_ns", None) or ""))
+    return getattr(info, "thread_id", None) is None or bool(graph_of(getattr(info, "checkpoint_ns", None) or ""))
 
 
 def _leading(messages: Sequence[BaseMessage]) -> int:

@@ -105,13 +105,7 @@ class Watch(BaseCallbackHandler):
         Args:
             added: what was added to ``extra_body`` to route the call; no part of the prompt.
         """
-        params = {k: self.params[k] for k in SHAPING if self.params.get(k) is not None}
-        extra = dict(params.pop("extra_body", None) or {})
-        extra = {k: v for k, v in extra.items() if k not in added or added[k] != v}
-        if extra:
-            params["extra_body"] = extra
-        name = name_in(self.params)
-        return Prompt(model=name, tools=list(self.params.get("tools") or ()), params=params)
+        return prompt_of(self.params, added)
 
     def _is_the_agents(self, sent: Sequence[BaseMessage], params: Mapping[str, Any]) -> bool:
         name = name_in(params)
@@ -121,6 +115,17 @@ class Watch(BaseCallbackHandler):
             return True
         # The end may be rewritten, and something put after it; what comes before is the agent's history.
         return len(sent) >= len(self._asked) and (len(self._asked) == 1 or any(_same(m, self._asked[0]) for m in sent))
+
+
+def prompt_of(params: Mapping[str, Any], added: Mapping[str, Any] | None = None) -> Prompt:
+    """What of a call's parameters shapes the tokens, without what was ``added`` to ``extra_body`` to route it."""
+    added = added or {}
+    shaping = {k: params[k] for k in SHAPING if params.get(k) is not None}
+    extra = dict(shaping.pop("extra_body", None) or {})
+    extra = {k: v for k, v in extra.items() if k not in added or added[k] != v}
+    if extra:
+        shaping["extra_body"] = extra
+    return Prompt(model=name_in(params), tools=list(params.get("tools") or ()), params=shaping)
 
 
 def name_in(params: Mapping[str, Any]) -> str | None:

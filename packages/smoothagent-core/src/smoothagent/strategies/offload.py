@@ -58,6 +58,7 @@ class Offload(CutStrategy):
         self.hard, self.keep, self.min_chars, self.allow_unreadable = hard, keep, min_chars, allow_unreadable
         self.store = store or OffloadStore()
         self._stored: dict[bytes, tuple[Reference, float]] = {}
+        self._outputs = _Outputs(())
 
     def check(self, prompt: Prompt) -> None:
         """Refuse an agent that could not read its own outputs again."""
@@ -82,14 +83,16 @@ class Offload(CutStrategy):
 
         Before growth is known only what the next turn would offload.
         """
-        outputs = [m for m in history if m.role == "tool"]
+        outputs, bulky = self._found(history)
+        if not bulky:
+            return None
         to_come = pending(history)
         turns = self._turns_to_go(history)
         if turns is not None:
             each = len(outputs) / max(1, self._turns(history))
             to_come += round(max(0, turns) * each)
         cut = self._cut(history, self.keep - to_come)
-        if not any(self._bulky(m) for m in history[leading_system(history) : cut]):
+        if bulky[0] >= cut:
             return None
         return Prediction(cut, tail=turns is not None)
 
@@ -105,13 +108,29 @@ class Offload(CutStrategy):
         return int(known) if known is not None else sum(m.role == "assistant" for m in history)
 
     def _cut(self, history: Sequence[Message], keep: int) -> int:
-        outputs = [i for i, m in enumerate(history) if m.role == "tool"]
+        outputs, _ = self._found(history)
         if keep <= 0:
             return max(len(history), leading_system(history))
         return outputs[-keep] if len(outputs) > keep else leading_system(history)
 
     def _has_work(self, history: Sequence[Message]) -> bool:
-        return any(self._bulky(m) for m in history[leading_system(history) : self.cut(history)])
+        _, bulky = self._found(history)
+        return bool(bulky) and bulky[0] < self.cut(history)
+
+    def _found(self, history: Sequence[Message]) -> tuple[list[int], list[int]]:
+        """Where the outputs are, and which of them are bulky: looked for in what is new, so that hooks stay flat."""
+        found = self._outputs
+        if not found.follows(history):
+            # Another object, and not the same one cleared: a copy of this strategy on the lane has this one, too.
+            found = self._outputs = _Outputs(history)
+        for i in range(found.count, len(history)):
+            if history[i].role == "tool":
+                found.all.append(i)
+                if self._bulky(history[i]):
+                    found.bulky.append(i)
+        found.count = len(history)
+        found.last = history[-1] if history else None
+        return found.all, found.bulky
 
     def _bulky(self, message: Message) -> bool:
         if message.role != "tool" or not isinstance(message.content, (str, tuple)):
@@ -140,3 +159,26 @@ class Offload(CutStrategy):
         while len(self._stored) > _REMEMBERED:
             self._stored.pop(next(iter(self._stored)), None)
         return reference
+
+
+class _Outputs:
+    """The tool outputs of one history, as far as it has been looked through.
+
+    Attributes:
+        all: their positions.
+        bulky: positions of those that are worth moving.
+        count: messages looked through.
+        last: the last of them.
+    """
+
+    def __init__(self, history: Sequence[Message]) -> None:
+        self._history = history
+        self.all: list[int] = []
+        self.bulky: list[int] = []
+        self.count = 0
+        self.last: Message | None = None
+
+    def follows(self, history: Sequence[Message]) -> bool:
+        """Whether it is the same history, grown: what is cut off and added again are other objects."""
+        same = history is self._history and len(history) >= self.count
+        return same and (not self.count or history[self.count - 1] is self.last)

@@ -95,7 +95,7 @@ class SGLang(Textual):
         if not self._classes and not self._priorities:
             self.notes["priority"] = (
                 "SGLang: no lookahead-aware scheduler and no priorities, so lookahead work is paced from here. Start "
-                "with smoothagent-sglang, or with --enable-priority-scheduling."
+                "with --enable-priority-scheduling."
             )
         elif not self._classes and self._default_priority is None:
             self.notes["default_priority"] = (
