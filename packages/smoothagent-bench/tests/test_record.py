@@ -99,8 +99,12 @@ def test_what_broke_is_counted_and_forgotten_with_the_rest(tmp_path: Path) -> No
 
 
 def test_a_demo_does_not_clear_a_benchmarks_results(tmp_path: Path) -> None:
+    results = ResultsFile(tmp_path)
+    check_own(tmp_path)
+    results.clear()
     check_own(tmp_path)
     check_settings(tmp_path, {"command": "demo", "profile": "demo"})
+    (tmp_path / "results.jsonl").write_text("{}\n")
     check_own(tmp_path)
     kinds: list[dict[str, str]] = [{"command": "bench", "profile": "demo"}, {"profile": "paper"}]
     for number, settings in enumerate(kinds):

@@ -18,6 +18,7 @@ from scripted import WHO, CharCounter, ScriptedBackend, tokens_of
 from smoothagent import (
     BackendUnreachableError,
     ClosedError,
+    ConfigurationError,
     Delegation,
     KeepRecent,
     Prompt,
@@ -295,6 +296,7 @@ def test_what_is_dropped_or_closed_with_its_parent_holds_no_slot() -> None:
         waiting = runtime.delegate(prompt=PROMPT, head=HEAD, instruction=instruction)
         await asyncio.sleep(1)
         await runtime.aclose()
+        await asyncio.sleep(0.1)
         assert waiting.session in server.released
         with pytest.raises(ClosedError):
             waiting.feed("more")
@@ -358,3 +360,92 @@ def test_a_sub_agent_of_many_turns_goes_on_where_it_was_warmed() -> None:
         await runtime.aclose()
 
     run_virtual(main())
+
+
+@pytest.mark.parametrize("ends", ["on_commit", "cancel"])
+def test_a_task_that_ends_with_its_last_word_is_over(ends: str) -> None:
+    """The word and the end come at once: nothing is prefilled beside the sub-agent, nor leased again."""
+
+    async def test(delegation: Delegation[Any], server: ScriptedBackend) -> None:
+        await asyncio.sleep(1)
+        before = len(server.sent)
+        delegation.feed("read it")
+        if ends == "on_commit":
+            delegation.on_commit("read it")
+        else:
+            delegation.cancel()
+        await asyncio.sleep(1000)
+        assert len(server.sent) == before
+        assert server.released == ([delegation.session] if ends == "cancel" else [])
+
+    delegated(test)
+
+
+def test_one_who_takes_his_time_still_delegates() -> None:
+    async def test(delegation: Delegation[Any], server: ScriptedBackend) -> None:
+        await asyncio.sleep(1000)
+        assert server.released == [delegation.session]
+        delegation.feed("read")
+        assert delegation.on_commit("read it") == [*HEAD, instruction("read it")]
+        async with delegation.main_request() as request:
+            assert request.extras
+        assert server.commits == 0
+
+    delegated(test)
+
+
+def test_a_parent_that_closes_leaves_the_sub_agents_that_work() -> None:
+    async def main() -> None:
+        server = ScriptedBackend(delay=0.1)
+        runtime = runtime_of(KeepRecent(2, at_turns=4), server)
+        works, waits = (runtime.delegate(prompt=PROMPT, head=HEAD, instruction=instruction) for _ in range(2))
+        await asyncio.sleep(1)
+        works.on_commit("read it")
+        async with works.main_request():
+            await runtime.aclose()
+            await asyncio.sleep(1)
+            assert waits.session in server.released
+            assert works.session not in server.released
+        await works.aclose()
+        assert works.session in server.released
+        with pytest.raises(ClosedError):
+            runtime.delegate(prompt=PROMPT, head=HEAD, instruction=instruction)
+
+    run_virtual(main())
+
+
+def test_what_was_under_way_is_booked_before_it_is_forgotten() -> None:
+    class Forgetful(ScriptedBackend):
+        def release(self, conversation: str) -> None:
+            super().release(conversation)
+            self.computed[conversation] = 0
+
+    async def main() -> None:
+        server = Forgetful(delay=10.0, unwind=0.5)
+        runtime = runtime_of(KeepRecent(2, at_turns=4), server)
+        delegation = runtime.delegate(prompt=PROMPT, head=HEAD, instruction=instruction)
+        await asyncio.sleep(1)
+        delegation.cancel()
+        await asyncio.sleep(2)
+        assert runtime.ledger.snapshot().wasted_tokens == len(tokens_of(HEAD))
+        assert server.released == [delegation.session]
+        await runtime.aclose()
+
+    run_virtual(main())
+
+
+def test_only_a_task_that_has_begun_is_gone_on_with() -> None:
+    async def test(delegation: Delegation[Any], server: ScriptedBackend) -> None:
+        runtime = runtime_of(KeepRecent(2, at_turns=4), server, lookahead=False)
+        with pytest.raises(ConfigurationError, match=r"call task.on_commit\(…\) first"):
+            runtime.sub_agent(delegation, KeepRecent(1, at_turns=3))
+        delegation.on_commit("x")
+        child = runtime.sub_agent(delegation, KeepRecent(1, at_turns=3))
+        assert child.lookahead is False
+        async with child.main_request() as request:
+            request.usage(Usage(10, 1, 7))
+        assert delegation.cached_tokens == 7
+        await child.aclose()
+        await runtime.aclose()
+
+    delegated(test)

@@ -519,9 +519,13 @@ def test_offload_looks_at_each_message_once_however_long_the_history_is(monkeypa
         assert not strategy.should_lookahead()
         assert not strategy.should_commit()
     assert len(looked) == 200
-    # Another history, even of the same end, is looked at anew, and so is one that was cut and goes on otherwise.
+    # A copy of the list is the same history; one in which an earlier message was replaced is another.
     strategy.main.messages = list(history)
     strategy.should_lookahead()
+    assert len(looked) == 200
+    short = history[3]
+    strategy.main.messages[3] = Message("tool", "x" * 10**6, tool_call_id=short.tool_call_id)
+    assert strategy.should_lookahead()
     assert len(looked) == 400
     del strategy.main.messages[10:]
     strategy.main.messages += [replace(m) for m in history[10:]]

@@ -296,6 +296,71 @@ def test_a_memory_that_is_reset_by_hand_or_given_another_history_has_forgotten(e
     assert "Ann" not in str(used.load_memory_variables({}))
 
 
+def test_what_is_pending_outlives_what_others_do_to_the_history() -> None:
+    llm = Llm()
+    memory = classic.ConversationSummaryMemory(llm=llm)
+    memory.save_context({"input": "my name is Ann"}, {"output": "hello"})
+    memory.chat_memory.add_messages([AIMessage("a notice")])
+    memory.save_context({"input": "and I am 7"}, {"output": "fine"})
+    del memory.chat_memory.messages[:2]
+    memory.flush()
+    assert "Ann" in memory.buffer
+    assert "7" in memory.buffer
+    memory.save_context({"input": "more"}, {"output": "of it"})
+    memory.buffer = memory.buffer.replace("Ann", "[removed]")
+    memory.flush()
+    memory.load_memory_variables({})
+    memory.flush()
+    assert "[removed]" in memory.buffer
+    assert "more" in memory.buffer
+    assert "Ann" not in memory.buffer
+
+
+class Shared(BaseChatMessageHistory):
+    """Not LangChain's own class, but one that hands out its own list."""
+
+    def __init__(self) -> None:
+        self.messages: list[BaseMessage] = []
+
+    def add_messages(self, messages: Sequence[BaseMessage]) -> None:
+        self.messages.extend(messages)
+
+    def clear(self) -> None:
+        self.messages.clear()
+
+
+def test_a_history_that_hands_out_its_own_list_is_pruned_as_by_the_built_in() -> None:
+    counts: list[list[str]] = []
+    for kind in (built_in.ConversationTokenBufferMemory, classic.ConversationTokenBufferMemory):
+        history = Shared()
+        loaded(kind(llm=Llm(), max_token_limit=20, chat_memory=history), [("a" * 9, "b" * 9)] * 3, asynchronous=False)
+        counts.append([str(m.content) for m in history.messages])
+    assert counts[0] == counts[1]
+
+
+def test_saves_at_once_and_a_clear_in_between_lose_nothing_of_another_conversation() -> None:
+    class Slow(Llm):
+        def get_num_tokens_from_messages(self, messages: list[BaseMessage], tools: Any = None) -> int:
+            time.sleep(0.01)
+            return super().get_num_tokens_from_messages(messages)
+
+    async def both() -> list[str]:
+        memory = classic.ConversationTokenBufferMemory(llm=Slow(), max_token_limit=20)
+        await memory.asave_context({"input": "a" * 9}, {"output": "b" * 9})
+        await asyncio.gather(*(memory.asave_context({"input": str(i) * 9}, {"output": "b" * 9}) for i in range(3)))
+        kept = [str(m.content) for m in memory.chat_memory.messages]
+        saving = asyncio.ensure_future(memory.asave_context({"input": "x" * 9}, {"output": "y" * 9}))
+        await asyncio.sleep(0.005)
+        await memory.aclear()
+        memory.chat_memory.add_messages([HumanMessage("z")])
+        await saving
+        assert [m.content for m in memory.chat_memory.messages] == ["z"]
+        return kept
+
+    kept = asyncio.run(both())
+    assert 18 - 9 <= sum(map(len, kept)) <= 20 + 18
+
+
 def test_what_a_subclass_has_made_its_own_is_asked() -> None:
     class Redacting(classic.ConversationTokenBufferMemory):
         @property

@@ -309,7 +309,7 @@ def test_calls_of_one_id_and_answers_that_break_off_hold_nothing(monkeypatch: py
     model = ChatOpenAI(model="m", base_url="http://127.0.0.1:9/v1", api_key=SecretStr("x"), max_retries=0)
     middleware = IsolationMiddleware(agent=None)
     middleware.learn("", isolation._Known(model, (), Prompt(model="m")))  # pyright: ignore[reportPrivateUsage]
-    request: Any = SimpleNamespace(model=model)
+    request: Any = SimpleNamespace(model=model, state={"messages": [HumanMessage("x", id="first")]})
 
     def chunk(**given: Any) -> Any:
         call: Any = {"name": "task", "args": '{"description": "read"', "type": "tool_call_chunk", **given}
@@ -336,6 +336,16 @@ def test_calls_of_one_id_and_answers_that_break_off_hold_nothing(monkeypatch: py
     assert (len(held.made), held.open) == (5, 0)
     middleware.wrap_model_call(request, answers({"index": 0, "id": None}))
     assert (len(held.made), held.open) == (6, 0)  # nobody could find it again
+    nameless: Any = SimpleNamespace(model=model, state={"messages": [HumanMessage("x")]})
+    middleware.wrap_model_call(nameless, answers({"index": 0, "id": "d"}))
+    assert (len(held.made), held.open) == (7, 0)  # nor know whose it is
+    # Another conversation's answer lets go of none of this one's.
+    other: Any = SimpleNamespace(model=model, state={"messages": [HumanMessage("y", id="another")]})
+    middleware.wrap_model_call(request, answers({"index": 0, "id": "e"}))
+    middleware.wrap_model_call(other, answers())
+    assert (len(held.made), held.open) == (8, 1)
+    middleware.wrap_model_call(request, answers())
+    assert held.open == 0
 
 
 def test_another_users_server_is_never_used() -> None:

@@ -223,7 +223,7 @@ def check_own(folder: Path) -> None:
         ConfigurationError: it does, or nothing says what it holds.
     """
     path, rows = folder / "settings.json", folder / "results.jsonl"
-    if not path.exists() and not rows.exists():
+    if not path.exists() and not (rows.exists() and rows.stat().st_size):
         return
     known = _settings(path) if path.exists() else {}
     # Older demos did not say that they are one.
@@ -252,8 +252,9 @@ def check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
     if not path.exists():
         path.write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
         return
-    known = _settings(path)
+    # Older folders do not name it, and every server was sent it.
     current = json.loads(json.dumps(settings))
+    known = {**({"full_length": True} if "full_length" in current else {}), **_settings(path)}
     for name in sorted({*known, *current}):
         if name not in known and name in _LATER:
             continue  # a folder from before this was noted

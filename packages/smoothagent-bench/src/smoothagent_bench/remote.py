@@ -49,7 +49,15 @@ def find_server(
         raise ConfigurationError(f"{url} does not say how large the window of {entry['id']} is: pass --window N")
     side = None if lookahead_url is None else _with_v1(lookahead_url)
     known = bool(props) or entry.get("owned_by") in ("llamacpp", "sglang", "vllm")
-    return Server(url, str(entry["id"]), window, int(props.get("total_slots", 0)), api_key, side, full_length=known)
+
+    def check() -> None:
+        """One that has gone is done without by the agents, and its rows would be labelled as measured with it."""
+        if side is not None:
+            with httpx.Client(trust_env=False, timeout=20, headers={"Authorization": f"Bearer {api_key}"}) as http:
+                _models(http, side)
+
+    slots = int(props.get("total_slots", 0))
+    return Server(url, str(entry["id"]), window, slots, api_key, side, full_length=known, check=check)
 
 
 def _with_v1(url: str) -> str:

@@ -7,7 +7,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -44,7 +44,7 @@ class Server:
     api_key: str = "none"
     lookahead_url: str | None = None
     full_length: bool = True
-    check: Callable[[], object] = lambda: None
+    check: Callable[[], object] = field(default=lambda: None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +95,7 @@ class Plan:
             "model": server.model,
             "window": server.window,
             "lookahead_server": server.lookahead_url is not None,
+            "full_length": server.full_length,
         }
 
 

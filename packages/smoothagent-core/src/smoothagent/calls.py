@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import logging
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from smoothagent.errors import BackendError, ConfigurationError
@@ -24,6 +25,7 @@ class OwnCalls(Generic[M]):
 
     Attributes:
         in_use: hooks that wait and calls that have not ended, for whoever frees what is idle.
+        first_usage: who else is told the first call's usage.
         closed: the conversation is over; a call made now is like any other, and nothing may be leased for it.
     """
 
@@ -36,6 +38,7 @@ class OwnCalls(Generic[M]):
         self._waited = False
         self.in_use = InUse()
         self.closed = False
+        self.first_usage: Callable[[Usage], None] | None = None
         after_fork(self._start_afresh)
 
     def ask_server(self) -> None:
@@ -115,6 +118,9 @@ class OwnCalls(Generic[M]):
     def request_usage(self, usage: Usage) -> None:
         """Calibrate the counter, settle the last commit."""
         conversation = self._lookahead.conversation
+        told, self.first_usage = self.first_usage, None
+        if told is not None:
+            told(usage)
         with self._lookahead.lock:
             conversation.calibrate(usage.prompt_tokens)
             self._observer.usage(usage, conversation.view.messages)

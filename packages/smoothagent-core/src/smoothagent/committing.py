@@ -69,8 +69,8 @@ class Commits(Generic[M]):
         lookahead, conversation = self._lookahead, self._conversation
         clock = lookahead.lane.time
         started, waited = clock(), 0.0
-        self._started = started
         with lookahead.lock:
+            self._started = started
             follow()
             conversation.growth.turn(started, conversation.tokens, conversation.view.assistants)
             outcome = self._decide(lookahead.apply(self._point(messages)))
@@ -87,6 +87,7 @@ class Commits(Generic[M]):
                 outcome = ended
                 continue
             with lookahead.lock:
+                self._started = started  # another hook may have been called meanwhile
                 outcome = self._go_on(outcome, ended, seen, messages, follow)
                 seen = conversation.view.last_digest
         lookahead.observer.committed(self.last, clock() - started, waited)

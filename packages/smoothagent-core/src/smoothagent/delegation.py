@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 from smoothagent.codec import Codec
-from smoothagent.errors import ClosedError
+from smoothagent.errors import ClosedError, ConfigurationError
+from smoothagent.forks import after_fork
 from smoothagent.jsonstream import FieldStream
 from smoothagent.lane import Lane
 from smoothagent.ledger import Ledger
@@ -72,6 +73,8 @@ class Delegation(Generic[M]):
         self._future: concurrent.futures.Future[None] | None = None
         self._delivery: concurrent.futures.Future[bool] | None = None
         self._telemetry = Telemetry()
+        self._running = self._given_up = self._let_go_at_end = False
+        after_fork(self._start_afresh)
         if backend is not None:
             # One that is dropped after its sub-agent has run must not keep the server's slots.
             self._dropped = weakref.finalize(self, lane.later, backend.release, self.session)
@@ -88,7 +91,7 @@ class Delegation(Generic[M]):
     def feed(self, text: str) -> None:
         """The next piece of the instruction's text. Never blocks."""
         self._check()
-        if not self._text and text and self._future is not None and self._backend is not None:
+        if not self._text and text and self._future is not None and self._backend is not None and not self._given_up:
             # The hand-over is near: what is not warm by the end of the instruction stays cold.
             self._lane.spawn(self._hurry(self._backend))
         self._text += text
@@ -108,7 +111,7 @@ class Delegation(Generic[M]):
         """The sub-agent's first messages: ``head ‖ instruction(text)``. Never waits."""
         self._check()
         first, self._committed = not self._committed, True
-        if first and self._future is not None:
+        if first and self._future is not None and not self._given_up:
             self._future.cancel()
             if self._backend is not None:
                 self._lane.call(self._backend.settle, self.session)
@@ -123,16 +126,28 @@ class Delegation(Generic[M]):
         """`on_commit` for async agents."""
         return self.on_commit(instruction)
 
+    @property
+    def committed(self) -> bool:
+        """Whether its sub-agent has begun."""
+        return self._committed
+
     def main_request(self) -> MainRequest:
         """A context manager around the sub-agent's own call."""
         return MainRequest(self)
 
     def handed_on(self) -> concurrent.futures.Future[bool] | None:
-        """Its stream is another's from now on, who frees what the server holds; what that has to wait for."""
+        """Its stream is another's from now on, who frees what the server holds; what that has to wait for.
+
+        Raises:
+            ConfigurationError: it was not committed, or is over.
+        """
+        if self._closed or not self._committed:
+            raise ConfigurationError(
+                "a sub-agent goes on from a delegation that was committed and is open: call task.on_commit(…) first, "
+                "and do not cancel it"
+            )
         delivery, self._delivery = self._delivery, None
         self._closed = True
-        if self._future is not None:
-            self._future.cancel()
         if self._backend is not None:
             self._dropped.detach()
         return delivery
@@ -145,12 +160,10 @@ class Delegation(Generic[M]):
         for future in (self._future, self._delivery):
             if future is not None:
                 future.cancel()
-        if not self._committed and self.prefilled_tokens:
-            self._ledger.add(wasted_tokens=self.prefilled_tokens)
+        self._waste()
         if self._backend is not None:
             self._dropped.detach()
-            # On the lane, behind the cancellation: what is under way there would else lease slots anew.
-            self._lane.call(self._backend.release, self.session)
+            self._lane.call(self._let_go, self._backend)
 
     async def aclose(self) -> None:
         """`cancel`, waiting for the work to have stopped."""
@@ -214,25 +227,44 @@ class Delegation(Generic[M]):
         except Exception as error:  # it only makes it faster
             log.debug("promoting the warming of a sub-agent failed: %s", error)
 
+    def _start_afresh(self) -> None:
+        """In a forked child there is no lane that does anything for it."""
+        self._future = self._delivery = self._wake = None
+        self._running = False
+
+    def _waste(self) -> None:
+        if not self._committed and self.prefilled_tokens and not self._given_up:
+            self._ledger.add(wasted_tokens=self.prefilled_tokens)
+
+    def _let_go(self, backend: Backend) -> None:
+        """On the lane: free what the server holds, once what is under way has ended and is booked."""
+        if self._running:
+            self._let_go_at_end = True
+        else:
+            backend.release(self.session)
+
     def _more(self) -> None:
         if self._wake is not None:
             self._wake.set()
 
     async def _run(self, backend: Backend) -> None:
-        before = backend.spent(self.session)
+        self._running, before = True, backend.spent(self.session)
         try:
             await self._follow(backend)
         except Exception as error:  # whatever it was, the sub-agent starts as without us
             log.warning("warming a sub-agent failed, it starts cold: %s", error)
         finally:
+            self._running = False
             self._settle_accounts(backend.spent(self.session), before)
+            if self._let_go_at_end:
+                backend.release(self.session)
 
     async def _follow(self, backend: Backend) -> None:
         if not (await backend.caps()).prefill:
             return
         self._wake = asyncio.Event()
         done: tuple[int, int] | None = None
-        while True:
+        while not (self._committed or self._closed):
             now = (len(self._head), len(self._text))
             if now != done:
                 self._wake.clear()
@@ -240,10 +272,14 @@ class Delegation(Generic[M]):
                 done = now
                 continue
             try:
-                await asyncio.wait_for(self._wake.wait(), _ABANDONED)
+                # Not `wait_for`, which loses a cancellation that comes with the event.
+                async with asyncio.timeout(_ABANDONED):
+                    await self._wake.wait()
             except TimeoutError:
-                log.debug("a task that nobody delegates is not kept warm")
-                self.cancel()
+                log.debug("a task that nobody speaks of is not kept warm")
+                self._waste()
+                # It may still be delegated, and is cold then: nobody is to blame who only took his time.
+                self._given_up, self._let_go_at_end = True, True
                 return
             self._wake.clear()
 

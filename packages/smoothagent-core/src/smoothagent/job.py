@@ -245,14 +245,16 @@ class LookaheadJob(Generic[M]):
         span = self.host.telemetry.transform(self.conversation, strategy=type(twin).__name__, model=self.prompt.model)
         with span as done:
             self.links.append(done.link)
-            work = await blocking(self.lane, lambda: self._transformed(twin, snapshot))
-            if work is not None:
-                await work
-                await blocking(self.lane, lambda: self._count(twin, snapshot))
-            now = model.prefilled, model.reused, model.generated
-            prefilled, reused, generated = (b - a for a, b in zip(before, now, strict=True))
-            if prefilled or reused or generated:
-                done.usage(Usage(prefilled + reused, generated, reused))
+            try:
+                work = await blocking(self.lane, lambda: self._transformed(twin, snapshot))
+                if work is not None:
+                    await work
+                    await blocking(self.lane, lambda: self._count(twin, snapshot))
+            finally:  # a summary that is rejected has cost what it has cost
+                now = model.prefilled, model.reused, model.generated
+                prefilled, reused, generated = (b - a for a, b in zip(before, now, strict=True))
+                if prefilled or reused or generated:
+                    done.usage(Usage(prefilled + reused, generated, reused))
         end = twin.la.last_segment_end
         self.host.job_transformed(self.id, twin.la, snapshot.digests[end - 1] if end else "")
 

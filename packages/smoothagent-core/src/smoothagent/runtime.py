@@ -112,7 +112,7 @@ class LookaheadRuntime(Generic[M]):
         self._calls = OwnCalls(self._lookahead)
         self.in_use = self._calls.in_use
         # One that is dropped without `close` must not keep the server's slots, nor leave a task that nobody awaits.
-        self._dropped = weakref.finalize(self, _let_go, self._lane, self._lookahead, self._calls)
+        self._dropped = weakref.finalize(self, _let_go, self._lane, self._lookahead, weakref.ref(self._calls))
         self._dropped.atexit = False
 
     # ---- the two hooks -------------------------------------------------------------------------
@@ -190,7 +190,10 @@ class LookaheadRuntime(Generic[M]):
             instruction=instruction,
             lookahead=self.lookahead,
         )
-        self._delegations.add(delegation)
+        with self._lookahead.lock:
+            if self._closed:
+                raise ClosedError(f"the runtime of session {self.session!r} is closed: make a new one for it")
+            self._delegations.add(delegation)
         return delegation
 
     def sub_agent(self, delegation: Delegation[M], strategy: LookaheadStrategy, **more: Any) -> LookaheadRuntime[M]:
@@ -203,12 +206,22 @@ class LookaheadRuntime(Generic[M]):
             delegation: of this runtime's, committed.
             strategy: for the sub-agent's own context.
             more: as the constructor takes.
+
+        Raises:
+            ConfigurationError: the delegation was not committed, or is over.
         """
-        more = {"backend": self.backend, "codec": self.codec, "lane": self._lane, "ledger": self.ledger, **more}
+        inherited: dict[str, Any] = {
+            "backend": self.backend,
+            "codec": self.codec,
+            "lane": self._lane,
+            "ledger": self.ledger,
+            "lookahead": self.lookahead,
+        }
         child: LookaheadRuntime[M] = LookaheadRuntime(
-            strategy, prompt=delegation.prompt, session=delegation.session, **more
+            strategy, prompt=delegation.prompt, session=delegation.session, **{**inherited, **more}
         )
         child._lookahead.delivery = delegation.handed_on()
+        child._calls.first_usage = delegation.request_usage
         return child
 
     # ---- records, closing ----------------------------------------------------------------------
@@ -276,9 +289,10 @@ class LookaheadRuntime(Generic[M]):
             lookahead.drop("closed")
             lookahead.undelivered()
             self._observer.closing()
-        for delegation in list(self._delegations):
-            delegation.cancel()
+            left = [delegation for delegation in self._delegations if not delegation.committed]
         self._release()
+        for delegation in left:
+            delegation.cancel()
         return lookahead.previous
 
     def rest(self) -> None:
@@ -338,9 +352,11 @@ class LookaheadRuntime(Generic[M]):
             self._checked = prompt
 
 
-def _let_go(lane: Lane, lookahead: Lookahead[Any], calls: OwnCalls[Any]) -> None:
+def _let_go(lane: Lane, lookahead: Lookahead[Any], calls: weakref.ref[OwnCalls[Any]]) -> None:
     """A runtime was dropped; called by the garbage collector, anywhere."""
-    calls.closed = True
+    left = calls()
+    if left is not None:
+        left.closed = True  # somebody still has a request of it
 
     def on_the_lane() -> None:
         with lookahead.lock:

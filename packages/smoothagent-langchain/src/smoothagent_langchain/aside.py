@@ -79,11 +79,11 @@ class AsideBackend:
             natives = natives[:-1]
         if not natives or self._asked.get(conversation) == natives:
             return Usage()  # what is still being written cannot be shown to it
+        more: dict[str, Any] = {"tools": list(prompt.tools)} if prompt.tools else {}
+        answer = await in_thread(lambda: self._model.invoke(natives, max_tokens=1, **more))
         if len(self._asked) >= _ASKED:
             self._asked.clear()
         self._asked[conversation] = natives
-        more: dict[str, Any] = {"tools": list(prompt.tools)} if prompt.tools else {}
-        answer = await in_thread(lambda: self._model.invoke(natives, max_tokens=1, **more))
         return usage_of(answer) or Usage()
 
     async def generate(
@@ -128,7 +128,8 @@ class AsideBackend:
         return Usage()
 
     def release(self, conversation: str) -> None:
-        """Nothing is held."""
+        """Nothing is held but what was asked last."""
+        self._asked.pop(conversation, None)
 
     def main_arrived(self, conversation: str) -> None:
         """Nothing is paced."""

@@ -7,6 +7,7 @@ import concurrent.futures
 import contextlib
 import logging
 import threading
+import time
 import uuid
 import weakref
 from collections import OrderedDict
@@ -32,6 +33,8 @@ from smoothagent_langchain.watch import name_in, prompt_of
 
 log = logging.getLogger("smoothagent")
 
+_WATCHED = 60.0
+"""Seconds after which a call is not taken any more for the one that a history was loaded for."""
 _HELD = 120.0
 """Seconds for which what was warmed is held for a chain."""
 
@@ -103,6 +106,7 @@ class Upcoming:
         self._future: concurrent.futures.Future[None] | None = None
         self._letting_go: concurrent.futures.Future[None] | None = None
         self._off = False
+        self._watched_at = 0.0
         after_fork(self._start_afresh)
         self._said: set[str] = set()
         self._calls = 0
@@ -144,6 +148,7 @@ class Upcoming:
             self._codec = LangChainCodec(to_wire_of(model))
             weakref.finalize(self, self._lane.later, self._backend.release, self._session).atexit = False
         self._history = list(history) if isinstance(history, list) else history
+        self._watched_at = time.monotonic()
         if self._backend is not None and not self._off:
             _SEEN.watch(self)
 
@@ -161,10 +166,9 @@ class Upcoming:
             self._future = self._lane.spawn(self._warm(backend, opening, shape.prompt))
 
     def stop(self) -> None:
-        """Nothing more is warmed."""
-        for future in (self._future, self._letting_go):
-            if future is not None:
-                future.cancel()
+        """Nothing more is warmed; what is warm is held on for a while."""
+        if self._future is not None:
+            self._future.cancel()
 
     def forget(self) -> None:
         """The conversation is over."""
@@ -192,15 +196,18 @@ class Upcoming:
             )
 
     async def _warm(self, backend: Backend, opening: Sequence[BaseMessage], prompt: Prompt) -> None:
+        if self._letting_go is not None:
+            self._letting_go.cancel()
         try:
             if not (await backend.caps()).prefill:
                 self._off = True
                 self.say_once("prefill", "nothing is warmed: the model's server is not known to keep prefixes")
                 return
             await backend.prefill(self._session, [self._codec.wire(message) for message in opening], prompt)
-            self._letting_go = self._lane.spawn(self._let_go(backend))
         except Exception as error:  # whatever it was, the next call is as cold as without us
             self.say_once("warming", f"warming failed, the next call is cold: {error!r}")
+        finally:
+            self._letting_go = self._lane.spawn(self._let_go(backend))
 
     async def _let_go(self, backend: Backend) -> None:
         """Lease what is warm to nobody else for a while; a conversation that rests holds no slot."""
@@ -209,18 +216,24 @@ class Upcoming:
 
     # ---- what the handler sees -----------------------------------------------------------------
 
-    def sent(self, messages: Sequence[BaseMessage], params: Mapping[str, Any]) -> bool:
-        """A chat model is called; whether it is the chain's, with the history."""
-        name, called = name_of(self._model) if self._model is not None else None, name_in(params)
+    def is_sent(self, messages: Sequence[BaseMessage], params: Mapping[str, Any], model: str) -> bool:
+        """Whether a call is the chain's, with the history; ``model`` is what the model says of itself."""
+        if self._model is None or time.monotonic() > self._watched_at + _WATCHED:
+            return False
+        name, called = name_of(self._model), name_in(params)
         if name is not None and called is not None and name != called:
             return False
-        shape = shape_of(messages, self._history, prompt_of(params))
-        if shape is None:
+        # Another server's model of the same name says so, if it was given its URL.
+        own = str(getattr(self._model, "openai_api_base", None) or "")
+        if own and own not in model:
             return False
-        self._shape = shape
+        return shape_of(messages, self._history, prompt_of(params)) is not None
+
+    def sent(self, messages: Sequence[BaseMessage], params: Mapping[str, Any]) -> None:
+        """The chain has called its model."""
+        self._shape = shape_of(messages, self._history, prompt_of(params))
         self.stop()
         _SEEN.forget(self)
-        return True
 
     def answered(self, message: BaseMessage) -> None:
         """It has ended with ``message``."""
@@ -268,17 +281,17 @@ class _Seen(BaseCallbackHandler):
         self, serialized: dict[str, Any], messages: list[list[BaseMessage]], *, run_id: UUID, **kwargs: Any
     ) -> None:
         """A model is called."""
-        del serialized
         if is_unseen():
             return
         with self._lock:
             watching = list(self._watching)
         sent, params = messages[0] if messages else [], cast("dict[str, Any]", kwargs.get("invocation_params") or {})
-        found = weakref.WeakSet(upcoming for upcoming in watching if _is_of(upcoming, sent, params))
-        if found:
+        found = [upcoming for upcoming in watching if _is_of(upcoming, sent, params, str(serialized))]
+        # Histories that begin alike ("hi"): whose call it is cannot be told, and one's prompt is none of the other's.
+        if len(found) == 1 and _learned(found[0], sent, params):
             with self._lock:
                 # A call that is cancelled tells no end.
-                self._runs[run_id] = found
+                self._runs[run_id] = weakref.WeakSet(found)
                 while len(self._runs) > _RUNS:
                     self._runs.popitem(last=False)
 
@@ -301,9 +314,16 @@ class _Seen(BaseCallbackHandler):
             self._runs.pop(run_id, None)
 
 
-def _is_of(upcoming: Upcoming, sent: Sequence[BaseMessage], params: Mapping[str, Any]) -> bool:
+def _is_of(upcoming: Upcoming, sent: Sequence[BaseMessage], params: Mapping[str, Any], model: str) -> bool:
     with _harmless():
-        return upcoming.sent(sent, params)
+        return upcoming.is_sent(sent, params, model)
+    return False
+
+
+def _learned(upcoming: Upcoming, sent: Sequence[BaseMessage], params: Mapping[str, Any]) -> bool:
+    with _harmless():
+        upcoming.sent(sent, params)
+        return True
     return False
 
 

@@ -12,6 +12,7 @@ summarize (`ConversationTokenBufferMemory`, `ConversationSummaryMemory`).
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import math
 from collections.abc import Generator, Sequence
@@ -35,6 +36,8 @@ from smoothagent_langchain.running import RunningSummary, snapshot
 
 log = logging.getLogger("smoothagent")
 
+_TRIES = 4
+"""Counts of a history that others change meanwhile."""
 _MOST_PENDING = 4
 """Messages that may be given as they are, after the summary, before it is waited for."""
 _LOADS = ("load_memory_variables", "buffer", "buffer_as_messages", "buffer_as_str")
@@ -142,7 +145,9 @@ class _PrunedMemory(_WarmedMemory):
 
     llm: BaseLanguageModel  # pyright: ignore[reportMissingTypeArgument]  pydantic needs the bare class
     max_token_limit: int = 2000
-    _passed: list[BaseMessage] = PrivateAttr(default_factory=list[BaseMessage])
+    _passed: list[bytes] = PrivateAttr(default_factory=list[bytes])
+    _passed_of: object = PrivateAttr(default=None)
+    """The history whose first messages are passed over, each by its digest."""
 
     def _forget(self) -> None:
         super()._forget()
@@ -151,16 +156,19 @@ class _PrunedMemory(_WarmedMemory):
     def _present(self, messages: list[BaseMessage]) -> list[BaseMessage]:
         """What has not been pruned."""
         passed = self._passed
-        if passed and (len(messages) < len(passed) or not all(map(alike, passed, messages))):
+        same = self._passed_of is self.chat_memory and len(messages) >= len(passed)
+        if passed and not (same and passed == [*map(_mark, messages[: len(passed)])]):
             passed = self._passed = []  # another conversation, or one that was edited
         return messages[len(passed) :] if passed else messages
 
     def _drop(self, messages: list[BaseMessage], count: int) -> None:
         """Prune the first ``count`` of ``messages``, which are the history's own or what is left of them."""
-        if isinstance(self.chat_memory, InMemoryChatMessageHistory):
-            del self.chat_memory.messages[:count]
+        chat = self.chat_memory
+        if chat.messages is chat.messages:  # the history's own list, which the built-ins pop from, too
+            del chat.messages[:count]
         else:
-            self._passed = [*self._passed, *snapshot(messages[:count])]
+            self._passed = [*self._passed, *map(_mark, messages[:count])]
+            self._passed_of = chat
 
     def _surplus(self, messages: Sequence[BaseMessage], limit: float) -> int:
         """How many of the oldest messages are too many for ``limit`` tokens, counted as the built-in does."""
@@ -198,14 +206,19 @@ class ConversationTokenBufferMemory(_PrunedMemory, BuiltInTokenBuffer):
     async def asave_context(self, inputs: dict[str, Any], outputs: dict[str, str]) -> None:
         """As `save_context`; the built-in's never counts nor prunes."""
         await BaseChatMemory.asave_context(self, inputs, outputs)
-        messages = self._present(await self.chat_memory.aget_messages())
-        try:
-            # A model's counter may ask its server.
-            surplus = await run_in_executor(None, self._surplus, list(messages), self.max_token_limit)
-        except Exception as error:
-            self._upcoming.say_once("tokens", f"nothing is pruned: the model cannot count tokens: {error!r}")
-            return
-        self._prune(messages, surplus)
+        for _ in range(_TRIES):
+            messages = list(self._present(await self.chat_memory.aget_messages()))
+            try:
+                # A model's counter may ask its server.
+                surplus = await run_in_executor(None, self._surplus, messages, self.max_token_limit)
+            except Exception as error:
+                self._upcoming.say_once("tokens", f"nothing is pruned: the model cannot count tokens: {error!r}")
+                return
+            present = self._present(await self.chat_memory.aget_messages())
+            if len(present) >= len(messages) and all(map(alike, messages, present)):
+                self._prune(present, surplus)
+                return
+            # It was pruned, or cleared, meanwhile.
 
     def _prune(self, messages: list[BaseMessage], surplus: int) -> None:
         if surplus:
@@ -235,14 +248,31 @@ class _SummarizedMemory(_WarmedMemory):
         return twin
 
     def flush(self) -> None:
-        """Wait for the summary that is being written, and put it in its place: before the memory is saved, perhaps."""
-        self._running.wait(due=True)
-        self._settle()
+        """Wait for what is being summarized, 30 s a summary, and put it in its place: before the memory is saved."""
+        while self._owes and not self._running.failed():
+            before = self._running.count
+            self._running.wait(due=True)
+            self._settle()
+            if before == self._running.count:
+                return  # it does not come
 
     async def aflush(self) -> None:
         """`flush`, on a loop."""
-        await self._running.await_(due=True)
+        while self._owes and not self._running.failed():
+            before = self._running.count
+            await self._running.await_(due=True)
+            await self._asettle()
+            if before == self._running.count:
+                return
+
+    async def _asettle(self) -> None:
+        """`_settle`, on a loop."""
         self._settle()
+
+    @property
+    def _owes(self) -> bool:
+        """Whether there is anything that should be in the summary and is being written."""
+        return self._running.busy and bool(self._latest)
 
     def _settle(self) -> None:
         """Take the summary that is ready."""
@@ -296,8 +326,9 @@ class ConversationSummaryMemory(_SummarizedMemory, BuiltInSummary):
             self._running.wait(due=self._is_late)
             self._settle()
             if self._is_given_up():
+                covered, known = list(self._latest), self._known
                 with unseen(), _kept():
-                    self._on_the_spot(self.predict_new_summary(list(self._latest), self.buffer))
+                    self._on_the_spot(self.predict_new_summary(covered, known[1]), covered, known)
         return self._loaded()
 
     async def _aload(self) -> dict[str, Any]:
@@ -306,8 +337,9 @@ class ConversationSummaryMemory(_SummarizedMemory, BuiltInSummary):
             await self._running.await_(due=self._is_late)
             self._settle()
             if self._is_given_up():
+                covered, known = list(self._latest), self._known
                 with unseen(), _kept():
-                    self._on_the_spot(await self.apredict_new_summary(list(self._latest), self.buffer))
+                    self._on_the_spot(await self.apredict_new_summary(covered, known[1]), covered, known)
         return self._loaded()
 
     def save_context(self, inputs: dict[str, Any], outputs: dict[str, str]) -> None:
@@ -347,13 +379,15 @@ class ConversationSummaryMemory(_SummarizedMemory, BuiltInSummary):
         """What is pending is none of another conversation's: one that was reset by hand, or is another's by now."""
         history, summary = self._known
         chat = self.chat_memory
-        mine = history is chat and summary == self.buffer
-        if mine and self._latest and isinstance(chat, InMemoryChatMessageHistory):
-            tail = chat.messages[-len(self._latest) :]
-            mine = len(tail) == len(self._latest) and all(map(alike, tail, self._latest))
-        if not mine:
+        emptied = isinstance(chat, InMemoryChatMessageHistory) and not chat.messages
+        if history is not chat or emptied or (summary and not self.buffer):
             self._running.drop()
-            self._latest, self._known = [], (chat, self.buffer)
+            self._latest = []
+        elif summary != self.buffer:
+            # Edited: what is pending is still to be added, to this one.
+            self._running.drop()
+            self._summarize(self._latest, self.buffer)
+        self._known = (chat, self.buffer)
 
     def _saved(self, turn: list[BaseMessage]) -> None:
         if self._running.failed() or self._running.hangs():
@@ -376,9 +410,10 @@ class ConversationSummaryMemory(_SummarizedMemory, BuiltInSummary):
             self._put(taken.text, taken.covered)
             self._summarize(self._latest, self.buffer)
 
-    def _on_the_spot(self, summary: str) -> None:
-        if summary.strip():
-            self._put(summary, len(self._latest))
+    def _on_the_spot(self, summary: str, covered: list[BaseMessage], known: tuple[object, str]) -> None:
+        same = known[0] is self.chat_memory and known[1] == self.buffer and self._latest[: len(covered)] == covered
+        if same and summary.strip():
+            self._put(summary, len(covered))
 
     def _put(self, summary: str, covered: int) -> None:
         self.buffer, self._latest = summary, self._latest[covered:]
@@ -457,23 +492,12 @@ class ConversationSummaryBufferMemory(_SummarizedMemory, _PrunedMemory, BuiltInS
         if self.strict and self._due:
             await self.aflush()
 
-    def flush(self) -> None:
-        """Wait for the summary that is due, and the next, if that is not enough; put it in its place."""
-        while self._due and self._running.busy and not self._running.failed():
-            before = self._running.covers, self._size
-            self._running.wait(due=True)
-            self._settle()
-            if before == (self._running.covers, self._size):
-                return
+    async def _asettle(self) -> None:
+        self._take(await self.chat_memory.aget_messages())
 
-    async def aflush(self) -> None:
-        """`flush`, on a loop."""
-        while self._due and self._running.busy and not self._running.failed():
-            before = self._running.covers, self._size
-            await self._running.await_(due=True)
-            self._take(await self.chat_memory.aget_messages())
-            if before == (self._running.covers, self._size):
-                return
+    @property
+    def _owes(self) -> bool:
+        return self._due and self._running.busy
 
     def prune(self) -> None:
         """As the built-in: here and now."""
@@ -578,6 +602,12 @@ class ConversationSummaryBufferMemory(_SummarizedMemory, _PrunedMemory, BuiltInS
         if summary:
             messages = [self.summary_message_cls(content=summary), *messages]
         return self._given(messages)
+
+
+def _mark(message: BaseMessage) -> bytes:
+    return hashlib.blake2b(
+        repr((message.type, message.content)).encode("utf-8", "surrogatepass"), digest_size=16
+    ).digest()
 
 
 @contextlib.contextmanager

@@ -6,6 +6,8 @@ the same system text and tools as at the last delegation, and the task, which th
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import contextlib
 import logging
 import threading
@@ -27,6 +29,7 @@ from smoothagent.delegation import Delegation
 from smoothagent.forks import after_fork
 from smoothagent.jsonstream import FieldStream
 from smoothagent.lane import process_lane
+from smoothagent.waiting import wrapped
 from smoothagent_langchain.aside import is_unseen
 from smoothagent_langchain.codec import LangChainCodec
 from smoothagent_langchain.models import backend_for, given_for, name_of, same_model, to_wire_of
@@ -40,6 +43,8 @@ _WAITING = 16
 """Calls that have been written and wait for their tool, of all conversations; what is older is given up."""
 _KINDS, _MODELS = 64, 4
 """Kinds of sub-agents that are remembered, and models of each."""
+_HANDING_OVER = 1.0
+"""Seconds that a sub-agent waits for what a second server has warmed for it."""
 _TALKS = 256
 """Conversations whose model is remembered from the model's node to the tools' node."""
 
@@ -96,11 +101,19 @@ class _Opened:
         if self.delegation is not None:
             self.delegation.cancel()
 
-    def starts(self, kind: str, text: str) -> None:
-        """Its sub-agent is about to call its model: what is warm is warm, and stays in the cache without a lease."""
+    def starts(self, kind: str, text: str) -> concurrent.futures.Future[Any] | None:
+        """Its sub-agent is about to call its model.
+
+        What is warm is warm, and stays in the cache without a lease. Only where it is on a second server it has to come
+        first; then what that takes is returned, and the lease goes with the tool's end.
+        """
+        delivery = None
         if self.delegation is not None and self.kind == kind and text.startswith(self.text):
             self.delegation.on_commit(text)
-        self.cancel()
+            delivery = self.delegation.request_opens()
+        if delivery is None:
+            self.cancel()
+        return delivery
 
 
 class DelegationHooks:
@@ -125,7 +138,7 @@ class DelegationHooks:
         self, models: Mapping[str, BaseChatModel] | None = None, backend: Backend | None = None
     ) -> None:
         self.ledger = Ledger()
-        self._models, self._backend = dict(models or {}), backend
+        self._models, self._server = dict(models or {}), backend
         self._start_afresh()
         self._known: OrderedDict[str, list[_Known]] = OrderedDict()
         after_fork(self._start_afresh)
@@ -149,26 +162,31 @@ class DelegationHooks:
 
     def wrap_tool_call(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Any]) -> Any:
         """Start the sub-agent, and look at how it is called."""
-        with self._delegating(request):
+        with self._delegating(request) as delivery:
+            if delivery is not None:
+                concurrent.futures.wait([delivery], _HANDING_OVER)
             return handler(request)
 
     async def awrap_tool_call(
         self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[Any]]
     ) -> Any:
         """Start the sub-agent, and look at how it is called."""
-        with self._delegating(request):
+        with self._delegating(request) as delivery:
+            if delivery is not None:
+                await asyncio.wait({wrapped(delivery)}, timeout=_HANDING_OVER)
             return await handler(request)
 
     # ---- while the parent's model writes --------------------------------------------------------
 
     @contextlib.contextmanager
     def _listening(self, request: ModelRequest[Any]) -> Generator[None]:
-        talk, ear = "", None
+        talk, ear = None, None
         with _harmless():
-            talk = _talk()
+            talk = _talk(_messages_of(getattr(request, "state", None)))
             model = unrouted(request.model) if isinstance(request.model, BaseChatModel) else None  # pyright: ignore[reportUnnecessaryIsInstance]
             with self._lock:
-                _put(self._talks, talk, model, _TALKS)
+                if talk is not None:
+                    _put(self._talks, talk, model, _TALKS)
                 # The answer before this one is history: what it wrote and nobody started is not started any more.
                 left = [self._written.pop(key) for key in list(self._written) if key[0] == talk]
             for opened in left:
@@ -182,12 +200,12 @@ class DelegationHooks:
             with _harmless():
                 self._keep(talk, ear.finished() if ear else [])
 
-    def _keep(self, talk: str, written: Sequence[_Opened]) -> None:
+    def _keep(self, talk: str | None, written: Sequence[_Opened]) -> None:
         """The answer is there: its calls wait for their tool."""
         surplus: list[_Opened] = []
         with self._lock:
             for opened in written:
-                if opened.call is None or opened.delegation is None:
+                if talk is None or opened.call is None or opened.delegation is None:
                     surplus.append(opened)
                     continue
                 old = self._written.pop((talk, opened.call), None)
@@ -206,9 +224,11 @@ class DelegationHooks:
             known = next((k for k in self._known.get(kind, ()) if wanted and same_model(k.model, wanted)), None)
         if known is None:
             return None
+        assert wanted is not None
+        # Through the model that will be called, with its key and its client, not through the one it was learned with.
         return Delegation(
-            backend=given_for(self._backend, known.model) or backend_for(known.model, warm=self.warm),
-            codec=LangChainCodec(to_wire_of(known.model)),
+            backend=given_for(self._server, wanted) or backend_for(wanted, warm=self.warm),
+            codec=LangChainCodec(to_wire_of(wanted)),
             lane=process_lane(),
             ledger=self.ledger,
             prompt=known.prompt,
@@ -219,29 +239,32 @@ class DelegationHooks:
     # ---- when the sub-agent starts --------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _delegating(self, request: ToolCallRequest) -> Generator[None]:
+    def _delegating(self, request: ToolCallRequest) -> Generator[concurrent.futures.Future[Any] | None]:
         call = request.tool_call
         if call["name"] != self.delegates:
-            yield
+            yield None
             return
-        first = None
+        first = opened = delivery = None
         with _harmless():
-            args, talk = call["args"], _talk()
+            args, talk = call["args"], _talk(_messages_of(request.state))
             text = args.get(self.instructs)
             kind = str(args.get(self.names)) if self.names is not None else ""
             with self._lock:
-                opened = self._written.pop((talk, call["id"] or ""), None)
-                model = self._models.get(kind) or self._talks.get(talk)
-            if opened is not None:
-                opened.starts(kind, text if isinstance(text, str) else "")
+                opened = self._written.pop((talk or "", call["id"] or ""), None)
+                model = self._models.get(kind) or self._talks.get(talk or "")
             if isinstance(text, str) and text and model is not None:
                 first = _FirstCall(self, kind, text, model)
+            if opened is not None:
+                delivery = opened.starts(kind, text if isinstance(text, str) else "")
         token = _firsts.set(first) if first is not None else None
         try:
-            yield
+            yield delivery
         finally:
             if token is not None:
                 _firsts.reset(token)
+            if opened is not None:
+                with _harmless():
+                    opened.cancel()
 
     def learn(self, kind: str, known: _Known) -> None:
         """A sub-agent has called its model for the first time."""
@@ -312,7 +335,9 @@ class _Ear(BaseCallbackHandler):
 
     run_inline = True
 
-    def __init__(self, hooks: DelegationHooks, talk: str, model: BaseChatModel | None, outer: _Ear | None) -> None:
+    def __init__(
+        self, hooks: DelegationHooks, talk: str | None, model: BaseChatModel | None, outer: _Ear | None
+    ) -> None:
         self._hooks, self._talk, self._model = hooks, talk, model
         self._open: dict[tuple[UUID, Any], _Opened] = {}
         self._complete: set[UUID] = set()
@@ -423,10 +448,17 @@ def _harmless() -> Generator[None]:
         log.warning("a sub-agent is not warmed: %r", error, exc_info=error)
 
 
-def _talk() -> str:
-    """The conversation that a node belongs to: the same for the model's node and the tools'."""
+def _talk(messages: Sequence[Any]) -> str | None:
+    """The conversation that a node belongs to: the same for the model's node and the tools'; None: nothing tells."""
     configurable = ensure_config().get("configurable") or {}
-    return f"{configurable.get('thread_id')}\0{graph_of(str(configurable.get('checkpoint_ns') or ''))}"
+    name = configurable.get("thread_id") or (getattr(messages[0], "id", None) if messages else None)
+    return None if name is None else f"{name}\0{graph_of(str(configurable.get('checkpoint_ns') or ''))}"
+
+
+def _messages_of(state: Any) -> Sequence[Any]:
+    given: Any = state
+    found: Any = given.get("messages") if isinstance(state, Mapping) else getattr(given, "messages", None)
+    return cast("Sequence[Any]", found) if isinstance(found, Sequence) else ()
 
 
 def _put(table: OrderedDict[str, Any], key: str, value: Any, most: int) -> None:

@@ -175,7 +175,7 @@ class SummarizationNode(BuiltIn):
         if case is None:
             return super()._func(input)
         running = case.talk.running
-        if case.due and running.fits(case.existing, case.fresh):
+        if case.due and self._will_do(case):
             running.wait(due=self.strict or not self._may_go_on(case))
         update = self._decided(case)
         if update is None:
@@ -188,7 +188,7 @@ class SummarizationNode(BuiltIn):
         if case is None:
             return await super()._afunc(input)
         running = case.talk.running
-        if case.due and running.fits(case.existing, case.fresh):
+        if case.due and self._will_do(case):
             await running.await_(due=self.strict or not self._may_go_on(case))
         update = self._decided(case)
         if update is None:
@@ -231,6 +231,14 @@ class SummarizationNode(BuiltIn):
         for old in over:
             old.end()
         return talk
+
+    def _will_do(self, case: _Case) -> bool:
+        """Whether the summary that is being written could be taken."""
+        running = case.talk.running
+        if not running.fits(case.existing, case.fresh):
+            return False
+        rest = case.fresh[running.covers :]
+        return not rest or self.token_counter(rest) <= self._room(case)
 
     def _may_go_on(self, case: _Case) -> bool:
         """Whether the messages may go on as they are for once more."""
@@ -320,8 +328,12 @@ class SummarizationNode(BuiltIn):
         decoded = [_CODEC.decode(message) for message in case.fresh]
         cuts = safe_cuts(decoded)
         question = max((i for i, m in enumerate(decoded) if m.role == "user"), default=0)
-        # The newest question stays as it is, where anything comes before it.
-        cut = last_safe_cut(cuts, question) or last_safe_cut(cuts, len(decoded)) or 0
+        # The newest question stays as it is, where something comes before it and what follows fits beside a summary.
+        cut = last_safe_cut(cuts, question) or 0
+        lead = next((i for i, m in enumerate(decoded) if m.role != "system"), len(decoded))
+        rest = case.fresh[cut:]
+        if cut <= lead or self.token_counter(rest) + case.talk.growth > min(self._room(case), self.limit // 2):
+            cut = last_safe_cut(cuts, len(decoded)) or 0
         model = self._behind
         if not cut or model is None:
             return

@@ -55,6 +55,8 @@ def given_for(backend: Backend | None, model: BaseChatModel) -> Backend | None:
     """The backend that the user gave, if it is of the model's server; an agent may also call models elsewhere."""
     url = getattr(backend, "base_url", None)
     theirs = url_of(model)
+    if url is not None and not speaks_chat(model):
+        return None
     same = url is None or theirs is None or url.rstrip("/") == theirs.rstrip("/")
     return backend if same else None
 
@@ -86,7 +88,8 @@ def same_model(a: BaseChatModel, b: BaseChatModel) -> bool:
     server, other = _server_of(a), _server_of(b)
     if server is None or other is None:
         # Behind clients of the user's own; what those add cannot be seen.
-        return server is other and url_of(a) is not None and url_of(a) == url_of(b)
+        client = getattr(unrouted(a), "root_async_client", None)
+        return server is other and client is not None and client is getattr(unrouted(b), "root_async_client", None)
     return server == other
 
 

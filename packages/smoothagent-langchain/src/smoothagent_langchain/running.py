@@ -44,9 +44,11 @@ class RunningSummary:
 
     Attributes:
         covers: how many messages it stands for.
+        count: how many were begun or taken so far.
     """
 
     def __init__(self) -> None:
+        self.count = 0
         self._future: concurrent.futures.Future[str] | None = None
         self._covered: list[BaseMessage] = []
         self._existing = ""
@@ -83,6 +85,7 @@ class RunningSummary:
     ) -> concurrent.futures.Future[str]:
         """Begin one of ``covered``, added to the ``existing`` summary; in a thread, since models block."""
         self.drop()
+        self.count += 1
         # Copies: what is changed in place afterwards is not what the summary says.
         self._covered, self._existing = snapshot(covered), existing
         self._waited, self._began = False, time.monotonic()
@@ -152,6 +155,7 @@ class RunningSummary:
             why = "it was cancelled" if future.cancelled() else repr(future.exception() or "its text is empty")
             log.warning("a summary in the background failed, the messages are kept as they are: %s", why)
             return None
+        self.count += 1
         return Taken(text, len(self._covered))
 
     def _timeout(self, *, due: bool) -> float:

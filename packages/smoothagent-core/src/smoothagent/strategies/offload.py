@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from smoothagent.errors import ConfigurationError
 from smoothagent.message import Message, leading_system
@@ -16,6 +18,8 @@ from smoothagent.turns import pending
 
 PUT_AGAIN = min(3600.0, IN_USE_SECONDS / 8)
 """Seconds after which an output that a prompt refers to is put again."""
+_HISTORIES = 3
+"""Histories whose outputs are remembered: as it is, as a pipeline sees it, frozen on the lane."""
 _REMEMBERED = 8192
 """Outputs whose references are remembered."""
 
@@ -58,7 +62,7 @@ class Offload(CutStrategy):
         self.hard, self.keep, self.min_chars, self.allow_unreadable = hard, keep, min_chars, allow_unreadable
         self.store = store or OffloadStore()
         self._stored: dict[bytes, tuple[Reference, float]] = {}
-        self._outputs = _Outputs(())
+        self._outputs = _Outputs()
 
     def check(self, prompt: Prompt) -> None:
         """Refuse an agent that could not read its own outputs again."""
@@ -117,19 +121,13 @@ class Offload(CutStrategy):
         _, bulky = self._found(history)
         return bool(bulky) and bulky[0] < self.cut(history)
 
-    def _found(self, history: Sequence[Message]) -> tuple[list[int], list[int]]:
+    def _found(self, history: Sequence[Message]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Where the outputs are, and which of them are bulky: looked for in what is new, so that hooks stay flat."""
-        found = self._outputs
-        if not found.follows(history):
-            # Another object, and not the same one cleared: a copy of this strategy on the lane has this one, too.
-            found = self._outputs = _Outputs(history)
-        for i in range(found.count, len(history)):
-            if history[i].role == "tool":
-                found.all.append(i)
-                if self._bulky(history[i]):
-                    found.bulky.append(i)
-        found.count = len(history)
-        found.last = history[-1] if history else None
+        found = self._outputs.known(history) or _Found((), (), ())
+        if len(found.seen) < len(history):
+            new = [i for i in range(len(found.seen), len(history)) if history[i].role == "tool"]
+            bulky = (*found.bulky, *(i for i in new if self._bulky(history[i])))
+            found = self._outputs.note(_Found(tuple(history), (*found.all, *new), bulky))
         return found.all, found.bulky
 
     def _bulky(self, message: Message) -> bool:
@@ -161,24 +159,40 @@ class Offload(CutStrategy):
         return reference
 
 
-class _Outputs:
-    """The tool outputs of one history, as far as it has been looked through.
+class _Found(NamedTuple):
+    """The tool outputs of one history.
 
     Attributes:
-        all: their positions.
+        seen: the messages looked through.
+        all: positions of the outputs.
         bulky: positions of those that are worth moving.
-        count: messages looked through.
-        last: the last of them.
     """
 
-    def __init__(self, history: Sequence[Message]) -> None:
-        self._history = history
-        self.all: list[int] = []
-        self.bulky: list[int] = []
-        self.count = 0
-        self.last: Message | None = None
+    seen: tuple[Message, ...]
+    all: tuple[int, ...]
+    bulky: tuple[int, ...]
 
-    def follows(self, history: Sequence[Message]) -> bool:
-        """Whether it is the same history, grown: what is cut off and added again are other objects."""
-        same = history is self._history and len(history) >= self.count
-        return same and (not self.count or history[self.count - 1] is self.last)
+
+class _Outputs:
+    """What was found in the newest histories; shared by the copies of a strategy, which look at others."""
+
+    def __init__(self) -> None:
+        self._found: tuple[_Found, ...] = ()
+
+    def known(self, history: Sequence[Message]) -> _Found | None:
+        """What was found in a history that this one goes on from."""
+        for found in self._found:
+            if _begins(history, found.seen):
+                return found
+        return None
+
+    def note(self, found: _Found) -> _Found:
+        """Remember it in the place of what it goes on from; replaced whole, since the lane has this object, too."""
+        others = [f for f in self._found if not _begins(found.seen, f.seen)]
+        self._found = (found, *others[: _HISTORIES - 1])
+        return found
+
+
+def _begins(history: Sequence[Message], seen: Sequence[Message]) -> bool:
+    """Whether ``history`` begins with these very messages: one in another's place may be the same as before it."""
+    return len(seen) <= len(history) and all(map(operator.is_, seen, history))
