@@ -6,6 +6,7 @@ What only arrives through another package's dependencies may leave with its next
 from __future__ import annotations
 
 import ast
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -63,3 +64,20 @@ def test_declared_is_what_is_imported(member: Path) -> None:
     lines = [*project["dependencies"], *(line for extra in extras for line in extra)]
     declared = {canonicalize_name(Requirement(line).name) for line in lines}
     assert distributions_of(member) | RUN_AS_A_PROGRAM.get(member.name, set()) == declared
+
+
+@pytest.mark.parametrize("member", MEMBERS, ids=lambda path: path.name)
+def test_importing_all_of_it_says_nothing_not_even_at_exit(member: Path) -> None:
+    modules = [
+        ".".join(path.relative_to(member / "src").with_suffix("").parts)
+        for path in sorted(member.glob("src/**/*.py"))
+        if path.stem not in ("__main__", "__init__")
+    ]
+    strict = ("-W", "error", "-W", "ignore:Importing Send from langgraph.constants is deprecated")
+    done = subprocess.run(
+        [sys.executable, *strict, "-c", "\n".join(f"import {module}" for module in modules)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

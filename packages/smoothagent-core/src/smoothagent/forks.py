@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import weakref
@@ -23,5 +24,7 @@ def _in_child() -> None:
                 method()
 
 
+# Before modules are taken down: a weak method whose object goes after it says so on stderr.
+atexit.register(_hooks.clear)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_in_child)
