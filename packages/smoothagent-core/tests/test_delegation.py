@@ -408,8 +408,11 @@ def test_a_parent_that_closes_leaves_the_sub_agents_that_work() -> None:
             assert works.session not in server.released
         await works.aclose()
         assert works.session in server.released
+        sent = len(server.sent)
         with pytest.raises(ClosedError):
             runtime.delegate(prompt=PROMPT, head=HEAD, instruction=instruction)
+        await asyncio.sleep(1)
+        assert len(server.sent) == sent
 
     run_virtual(main())
 
@@ -437,8 +440,12 @@ def test_what_was_under_way_is_booked_before_it_is_forgotten() -> None:
 def test_only_a_task_that_has_begun_is_gone_on_with() -> None:
     async def test(delegation: Delegation[Any], server: ScriptedBackend) -> None:
         runtime = runtime_of(KeepRecent(2, at_turns=4), server, lookahead=False)
-        with pytest.raises(ConfigurationError, match=r"call task.on_commit\(…\) first"):
-            runtime.sub_agent(delegation, KeepRecent(1, at_turns=3))
+        for _ in range(2):
+            with pytest.raises(ConfigurationError, match=r"call task.on_commit\(…\) first"):
+                runtime.sub_agent(delegation, KeepRecent(1, at_turns=3))
+            gc.collect()
+            await asyncio.sleep(0)
+        assert server.released == []  # a refusal frees nothing of what is being warmed
         delegation.on_commit("x")
         child = runtime.sub_agent(delegation, KeepRecent(1, at_turns=3))
         assert child.lookahead is False

@@ -216,7 +216,7 @@ def test_one_that_hangs_is_waited_for_in_vain_and_nothing_is_lost(
     monkeypatch.setattr(running, "_AT_MOST", 0.02)
     llm = Llm()
     llm._gate = threading.Event()  # pyright: ignore[reportPrivateUsage]
-    memory = make(llm, strict=True)
+    memory = make(llm)
     pairs = [(f"h{i}", f"a{i}") for i in range(12)]
     seen = loaded(memory, pairs, asynchronous=False)
     assert seen[-1] == {"history": "\n".join(f"Human: {h}\nAI: {a}" for h, a in pairs)}
@@ -306,14 +306,57 @@ def test_what_is_pending_outlives_what_others_do_to_the_history() -> None:
     memory.flush()
     assert "Ann" in memory.buffer
     assert "7" in memory.buffer
-    memory.save_context({"input": "more"}, {"output": "of it"})
-    memory.buffer = memory.buffer.replace("Ann", "[removed]")
+    memory.chat_memory.clear()  # to keep it small; the buffer has it all
+    assert "Ann" in memory.load_memory_variables({})["history"]
+
+
+def test_one_object_for_several_sessions_mixes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """The summaries are swapped by hand, as the built-in lets one do."""
+    memory = classic.ConversationSummaryMemory(llm=Llm())
+    memory.save_context({"input": "my name is Ann"}, {"output": "hello"})
+    memory.buffer = "Bea's summary"
+    assert memory.load_memory_variables({}) == {"history": "Bea's summary"}
+    memory.save_context({"input": "x"}, {"output": "y"})
     memory.flush()
-    memory.load_memory_variables({})
-    memory.flush()
-    assert "[removed]" in memory.buffer
-    assert "more" in memory.buffer
-    assert "Ann" not in memory.buffer
+    assert memory.buffer == "Bea's summary/Human: x/AI: y"
+    assert "set by hand while 2 messages" in caplog.text
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("make", MEMORIES)
+def test_a_strict_memory_raises_what_the_built_in_raises(make: Callable[..., Any], asynchronous: bool) -> None:
+    llm = Llm()
+    llm._fail.extend(ConnectionError("no model") for _ in range(2))  # pyright: ignore[reportPrivateUsage]
+    memory = make(llm, strict=True)
+    with pytest.raises(ConnectionError, match="no model"):
+        loaded(memory, [("where?", "here, as far as I see")], asynchronous=asynchronous)
+    [again] = loaded(memory, [], asynchronous=asynchronous)
+    assert again["history"].removeprefix("System: ").replace("/", "\n") == "Human: where?\nAI: here, as far as I see"
+
+
+class AsyncOnly(Elsewhere):
+    """A database that can only be awaited."""
+
+    @property
+    def messages(self) -> list[BaseMessage]:
+        raise ValueError("use aget_messages")
+
+    async def aget_messages(self) -> list[BaseMessage]:
+        return [m.model_copy() for m in self.kept]
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_history_that_can_only_be_awaited_is_awaited(strict: bool) -> None:
+    pairs = [(f"h{i}" * 4, f"a{i}" * 4) for i in range(6)]
+    window = classic.ConversationBufferWindowMemory(k=1, chat_memory=AsyncOnly())
+    assert loaded(window, pairs, asynchronous=True)[-1] == {"history": f"Human: {'h5' * 4}\nAI: {'a5' * 4}"}
+    tokens = classic.ConversationTokenBufferMemory(llm=Llm(), max_token_limit=20, chat_memory=AsyncOnly())
+    assert loaded(tokens, pairs, asynchronous=True)[-1] == {"history": f"Human: {'h5' * 4}\nAI: {'a5' * 4}"}
+    for make in MEMORIES:
+        memory = make(Llm(), chat_memory=AsyncOnly(), strict=strict)
+        last = loaded(memory, pairs, asynchronous=True)[-1]["history"]
+        said = last.replace("System: ", "").replace("/", "\n")
+        assert said == "\n".join(f"Human: {h}\nAI: {a}" for h, a in pairs)
 
 
 class Shared(BaseChatMessageHistory):

@@ -21,6 +21,7 @@ from smoothagent.prompt import Prompt
 from smoothagent.request import MainRequest
 from smoothagent.serving.backend import Backend, LoopBound, Stream, Usage
 from smoothagent.telemetry import Telemetry
+from smoothagent.waiting import wrapped
 
 M = TypeVar("M")
 log = logging.getLogger("smoothagent")
@@ -73,6 +74,7 @@ class Delegation(Generic[M]):
         self._future: concurrent.futures.Future[None] | None = None
         self._delivery: concurrent.futures.Future[bool] | None = None
         self._telemetry = Telemetry()
+        self._stopped: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._running = self._given_up = self._let_go_at_end = False
         after_fork(self._start_afresh)
         if backend is not None:
@@ -135,17 +137,27 @@ class Delegation(Generic[M]):
         """A context manager around the sub-agent's own call."""
         return MainRequest(self)
 
+    def check_goes_on(self) -> None:
+        """Refuse to be gone on with, where it has not begun or is over. Raises ConfigurationError."""
+        if self._closed or not self._committed:
+            raise ConfigurationError(
+                "a sub-agent goes on from a delegation that was committed and is open: call task.on_commit(…) first, "
+                "and do not cancel it"
+            )
+
+    def settle(self) -> None:
+        """The sub-agent's call is about to be made: what has not been handed over by now is not waited for."""
+        delivery, self._delivery = self._delivery, None
+        if delivery is not None and self._backend is not None:
+            settle_delivery(delivery, self._backend, self.session)
+
     def handed_on(self) -> concurrent.futures.Future[bool] | None:
         """Its stream is another's from now on, who frees what the server holds; what that has to wait for.
 
         Raises:
             ConfigurationError: it was not committed, or is over.
         """
-        if self._closed or not self._committed:
-            raise ConfigurationError(
-                "a sub-agent goes on from a delegation that was committed and is open: call task.on_commit(…) first, "
-                "and do not cancel it"
-            )
+        self.check_goes_on()
         delivery, self._delivery = self._delivery, None
         self._closed = True
         if self._backend is not None:
@@ -169,9 +181,7 @@ class Delegation(Generic[M]):
         """`cancel`, waiting for the work to have stopped."""
         self.cancel()
         if self._future is not None:
-            wrapped = asyncio.wrap_future(self._future)
-            wrapped.add_done_callback(lambda f: f.cancelled() or f.exception())
-            await asyncio.wait({wrapped}, timeout=5.0)
+            await asyncio.wait({wrapped(self._stopped)}, timeout=5.0)
 
     # ---- what a main request tells ---------------------------------------------------------------
 
@@ -187,9 +197,7 @@ class Delegation(Generic[M]):
         """Route the sub-agent's call."""
         if self._backend is None or self._closed:
             return {}
-        delivery, self._delivery = self._delivery, None
-        if delivery is not None:
-            settle_delivery(delivery, self._backend, self.session)
+        self.settle()
         self._backend.main_arrived(self.session)
         return self._backend.route(self.session, Stream.MAIN)
 
@@ -240,8 +248,10 @@ class Delegation(Generic[M]):
         """On the lane: free what the server holds, once what is under way has ended and is booked."""
         if self._running:
             self._let_go_at_end = True
-        else:
-            backend.release(self.session)
+            return
+        backend.release(self.session)
+        if not self._stopped.done():
+            self._stopped.set_result(None)
 
     def _more(self) -> None:
         if self._wake is not None:
@@ -258,6 +268,8 @@ class Delegation(Generic[M]):
             self._settle_accounts(backend.spent(self.session), before)
             if self._let_go_at_end:
                 backend.release(self.session)
+            if not self._stopped.done():
+                self._stopped.set_result(None)
 
     async def _follow(self, backend: Backend) -> None:
         if not (await backend.caps()).prefill:

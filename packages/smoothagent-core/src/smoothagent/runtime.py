@@ -180,6 +180,9 @@ class LookaheadRuntime(Generic[M]):
             instruction: makes the instruction message of a text.
         """
         self._calls.ask_server()
+        closed = f"the runtime of session {self.session!r} is closed: make a new one for it"
+        if self._closed:
+            raise ClosedError(closed)
         delegation: Delegation[M] = Delegation(
             backend=self.backend,
             codec=self.codec,
@@ -191,9 +194,11 @@ class LookaheadRuntime(Generic[M]):
             lookahead=self.lookahead,
         )
         with self._lookahead.lock:
-            if self._closed:
-                raise ClosedError(f"the runtime of session {self.session!r} is closed: make a new one for it")
             self._delegations.add(delegation)
+            gone = self._closed
+        if gone:  # meanwhile
+            delegation.cancel()
+            raise ClosedError(closed)
         return delegation
 
     def sub_agent(self, delegation: Delegation[M], strategy: LookaheadStrategy, **more: Any) -> LookaheadRuntime[M]:
@@ -210,6 +215,7 @@ class LookaheadRuntime(Generic[M]):
         Raises:
             ConfigurationError: the delegation was not committed, or is over.
         """
+        delegation.check_goes_on()  # before there is a runtime of its session, which would free that when it is dropped
         inherited: dict[str, Any] = {
             "backend": self.backend,
             "codec": self.codec,

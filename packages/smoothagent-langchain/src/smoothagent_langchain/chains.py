@@ -207,6 +207,8 @@ class Upcoming:
         except Exception as error:  # whatever it was, the next call is as cold as without us
             self.say_once("warming", f"warming failed, the next call is cold: {error!r}")
         finally:
+            if self._letting_go is not None:
+                self._letting_go.cancel()  # of one that was stopped, and ended later than this one began
             self._letting_go = self._lane.spawn(self._let_go(backend))
 
     async def _let_go(self, backend: Backend) -> None:

@@ -38,6 +38,7 @@ log = logging.getLogger("smoothagent")
 
 _TRIES = 4
 """Counts of a history that others change meanwhile."""
+_MISSED = "a summary that was waited for has not come, the messages are kept as they are: %s"
 _MOST_PENDING = 4
 """Messages that may be given as they are, after the summary, before it is waited for."""
 _LOADS = ("load_memory_variables", "buffer", "buffer_as_messages", "buffer_as_str")
@@ -164,8 +165,9 @@ class _PrunedMemory(_WarmedMemory):
     def _drop(self, messages: list[BaseMessage], count: int) -> None:
         """Prune the first ``count`` of ``messages``, which are the history's own or what is left of them."""
         chat = self.chat_memory
-        if chat.messages is chat.messages:  # the history's own list, which the built-ins pop from, too
-            del chat.messages[:count]
+        own: object = vars(chat).get("messages")  # not by asking: where it is a property, that reads a database
+        if isinstance(own, list):
+            del own[:count]  # as the built-ins pop from it
         else:
             self._passed = [*self._passed, *map(_mark, messages[:count])]
             self._passed_of = chat
@@ -249,21 +251,35 @@ class _SummarizedMemory(_WarmedMemory):
 
     def flush(self) -> None:
         """Wait for what is being summarized, 30 s a summary, and put it in its place: before the memory is saved."""
+        self._begin()
         while self._owes and not self._running.failed():
             before = self._running.count
             self._running.wait(due=True)
             self._settle()
             if before == self._running.count:
-                return  # it does not come
+                break  # it does not come
+        if self._is_short:
+            log.warning(_MISSED, self._running.why)
 
     async def aflush(self) -> None:
         """`flush`, on a loop."""
+        self._begin()
         while self._owes and not self._running.failed():
             before = self._running.count
             await self._running.await_(due=True)
             await self._asettle()
             if before == self._running.count:
-                return
+                break
+        if self._is_short:
+            log.warning(_MISSED, self._running.why)
+
+    def _begin(self) -> None:
+        """Begin what is owed, if nothing is being written."""
+
+    @property
+    def _is_short(self) -> bool:
+        """Whether something should be in the summary that is not."""
+        raise NotImplementedError
 
     async def _asettle(self) -> None:
         """`_settle`, on a loop."""
@@ -350,6 +366,10 @@ class ConversationSummaryMemory(_SummarizedMemory, BuiltInSummary):
         self._saved(turn)
         if self.strict:
             self.flush()
+            if self._latest:  # as the built-in, whose error the caller gets
+                covered, known = list(self._latest), self._known
+                with unseen():
+                    self._on_the_spot(self.predict_new_summary(covered, known[1]), covered, known)
 
     async def asave_context(self, inputs: dict[str, Any], outputs: dict[str, str]) -> None:
         """As `save_context`; the built-in's never summarizes."""
@@ -359,6 +379,19 @@ class ConversationSummaryMemory(_SummarizedMemory, BuiltInSummary):
         self._saved(turn)
         if self.strict:
             await self.aflush()
+            if self._latest:
+                covered, known = list(self._latest), self._known
+                with unseen():
+                    self._on_the_spot(await self.apredict_new_summary(covered, known[1]), covered, known)
+
+    def _begin(self) -> None:
+        self._look()
+        if self._latest and not self._running.busy:
+            self._summarize(self._latest, self.buffer)
+
+    @property
+    def _is_short(self) -> bool:
+        return bool(self._latest)
 
     @property
     def _is_late(self) -> bool:
@@ -379,14 +412,17 @@ class ConversationSummaryMemory(_SummarizedMemory, BuiltInSummary):
         """What is pending is none of another conversation's: one that was reset by hand, or is another's by now."""
         history, summary = self._known
         chat = self.chat_memory
-        emptied = isinstance(chat, InMemoryChatMessageHistory) and not chat.messages
-        if history is not chat or emptied or (summary and not self.buffer):
+        emptied = isinstance(chat, InMemoryChatMessageHistory) and not chat.messages and not self.buffer
+        if history is not chat or emptied or summary != self.buffer:
+            # It may be another user's by now, whose summary was put in its place.
+            if self._latest and self.buffer:
+                log.warning(
+                    "the buffer of a summary memory was set by hand while %d messages were not in it yet: they are "
+                    "dropped; use strict=True, or call flush() first",
+                    len(self._latest),
+                )
             self._running.drop()
             self._latest = []
-        elif summary != self.buffer:
-            # Edited: what is pending is still to be added, to this one.
-            self._running.drop()
-            self._summarize(self._latest, self.buffer)
         self._known = (chat, self.buffer)
 
     def _saved(self, turn: list[BaseMessage]) -> None:
@@ -413,6 +449,7 @@ class ConversationSummaryMemory(_SummarizedMemory, BuiltInSummary):
     def _on_the_spot(self, summary: str, covered: list[BaseMessage], known: tuple[object, str]) -> None:
         same = known[0] is self.chat_memory and known[1] == self.buffer and self._latest[: len(covered)] == covered
         if same and summary.strip():
+            self._running.drop()
             self._put(summary, len(covered))
 
     def _put(self, summary: str, covered: int) -> None:
@@ -481,6 +518,8 @@ class ConversationSummaryBufferMemory(_SummarizedMemory, _PrunedMemory, BuiltInS
         self._saved(self.chat_memory.messages)
         if self.strict and self._due:
             self.flush()
+            if self._due:
+                self.prune()  # as the built-in, whose error the caller gets
 
     async def asave_context(self, inputs: dict[str, Any], outputs: dict[str, str]) -> None:
         """As `save_context`."""
@@ -491,6 +530,8 @@ class ConversationSummaryBufferMemory(_SummarizedMemory, _PrunedMemory, BuiltInS
         self._saved(await self.chat_memory.aget_messages())
         if self.strict and self._due:
             await self.aflush()
+            if self._due:
+                await self.aprune()
 
     async def _asettle(self) -> None:
         self._take(await self.chat_memory.aget_messages())
@@ -498,6 +539,10 @@ class ConversationSummaryBufferMemory(_SummarizedMemory, _PrunedMemory, BuiltInS
     @property
     def _owes(self) -> bool:
         return self._due and self._running.busy
+
+    @property
+    def _is_short(self) -> bool:
+        return self._due
 
     def prune(self) -> None:
         """As the built-in: here and now."""

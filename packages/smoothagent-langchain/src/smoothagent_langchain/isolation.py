@@ -76,6 +76,7 @@ class _Opened:
         self._kinds = FieldStream(hooks.names) if hooks.names is not None else None
         self._instruction = FieldStream(hooks.instructs)
         self.call: str | None = None
+        self.delivery: concurrent.futures.Future[Any] | None = None
         self.kind = hooks.last if hooks.names is not None else ""
         self.text = self._named = ""
         # Which one it is for is guessed until it says so.
@@ -101,19 +102,23 @@ class _Opened:
         if self.delegation is not None:
             self.delegation.cancel()
 
-    def starts(self, kind: str, text: str) -> concurrent.futures.Future[Any] | None:
+    def starts(self, kind: str, text: str) -> None:
         """Its sub-agent is about to call its model.
 
         What is warm is warm, and stays in the cache without a lease. Only where it is on a second server it has to come
-        first; then what that takes is returned, and the lease goes with the tool's end.
+        first: ``delivery``; then the lease goes with the tool's end.
         """
-        delivery = None
         if self.delegation is not None and self.kind == kind and text.startswith(self.text):
             self.delegation.on_commit(text)
-            delivery = self.delegation.request_opens()
-        if delivery is None:
+            self.delivery = self.delegation.request_opens()
+        if self.delivery is None:
             self.cancel()
-        return delivery
+
+    def is_waited_for(self) -> None:
+        """What has not come by now must not come in the middle of the sub-agent's work."""
+        with _harmless():
+            if self.delegation is not None:
+                self.delegation.settle()
 
 
 class DelegationHooks:
@@ -162,18 +167,20 @@ class DelegationHooks:
 
     def wrap_tool_call(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Any]) -> Any:
         """Start the sub-agent, and look at how it is called."""
-        with self._delegating(request) as delivery:
-            if delivery is not None:
-                concurrent.futures.wait([delivery], _HANDING_OVER)
+        with self._delegating(request) as opened:
+            if opened is not None and opened.delivery is not None:
+                concurrent.futures.wait([opened.delivery], _HANDING_OVER)
+                opened.is_waited_for()
             return handler(request)
 
     async def awrap_tool_call(
         self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[Any]]
     ) -> Any:
         """Start the sub-agent, and look at how it is called."""
-        with self._delegating(request) as delivery:
-            if delivery is not None:
-                await asyncio.wait({wrapped(delivery)}, timeout=_HANDING_OVER)
+        with self._delegating(request) as opened:
+            if opened is not None and opened.delivery is not None:
+                await asyncio.wait({wrapped(opened.delivery)}, timeout=_HANDING_OVER)
+                opened.is_waited_for()
             return await handler(request)
 
     # ---- while the parent's model writes --------------------------------------------------------
@@ -239,12 +246,12 @@ class DelegationHooks:
     # ---- when the sub-agent starts --------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _delegating(self, request: ToolCallRequest) -> Generator[concurrent.futures.Future[Any] | None]:
+    def _delegating(self, request: ToolCallRequest) -> Generator[_Opened | None]:
         call = request.tool_call
         if call["name"] != self.delegates:
             yield None
             return
-        first = opened = delivery = None
+        first = opened = None
         with _harmless():
             args, talk = call["args"], _talk(_messages_of(request.state))
             text = args.get(self.instructs)
@@ -255,10 +262,10 @@ class DelegationHooks:
             if isinstance(text, str) and text and model is not None:
                 first = _FirstCall(self, kind, text, model)
             if opened is not None:
-                delivery = opened.starts(kind, text if isinstance(text, str) else "")
+                opened.starts(kind, text if isinstance(text, str) else "")
         token = _firsts.set(first) if first is not None else None
         try:
-            yield delivery
+            yield opened
         finally:
             if token is not None:
                 _firsts.reset(token)
@@ -412,7 +419,7 @@ class _FirstCall(BaseCallbackHandler):
         self, serialized: dict[str, Any], messages: list[list[BaseMessage]], *, run_id: UUID, **kwargs: Any
     ) -> None:
         """A model is called."""
-        del serialized, run_id
+        del run_id
         if self._seen or is_unseen() or not messages or not messages[0]:
             return
         *before, task = messages[0]
@@ -423,7 +430,8 @@ class _FirstCall(BaseCallbackHandler):
         with _harmless():
             params = cast("dict[str, Any]", kwargs.get("invocation_params") or {})
             name, called = name_of(self._model), name_in(params)
-            if name is not None and called is not None and name != called:
+            own = str(getattr(self._model, "openai_api_base", None) or "")
+            if (name is not None and called is not None and name != called) or own not in str(serialized):
                 log.info(
                     "sub-agents of kind %r are not warmed: they use the model %s, which is not the delegating agent's; "
                     "pass models={%r: …}",

@@ -123,6 +123,11 @@ class RunningSummary:
         future = self._future
         return future is not None and future.done() and self.ready() is None
 
+    @property
+    def why(self) -> str:
+        """Why it is not there."""
+        return "none is being written" if self._future is None else _why(self._future)
+
     def hangs(self) -> bool:
         """Whether it has been written for so long that it is better asked for again."""
         future = self._future
@@ -152,8 +157,7 @@ class RunningSummary:
             future.cancel()
             return None
         if text is None:
-            why = "it was cancelled" if future.cancelled() else repr(future.exception() or "its text is empty")
-            log.warning("a summary in the background failed, the messages are kept as they are: %s", why)
+            log.warning("a summary in the background failed, the messages are kept as they are: %s", _why(future))
             return None
         self.count += 1
         return Taken(text, len(self._covered))
@@ -168,6 +172,12 @@ class RunningSummary:
     def _forget(self) -> None:
         """In a forked child nobody writes it."""
         self._future = None
+
+
+def _why(future: concurrent.futures.Future[str]) -> str:
+    if not future.done():
+        return "it is still being written"
+    return "it was cancelled" if future.cancelled() else repr(future.exception() or "its text is empty")
 
 
 def snapshot(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
