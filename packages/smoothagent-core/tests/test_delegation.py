@@ -456,3 +456,20 @@ def test_only_a_task_that_has_begun_is_gone_on_with() -> None:
         await runtime.aclose()
 
     delegated(test)
+
+
+def test_one_that_ended_before_its_first_step_is_not_waited_for() -> None:
+    async def main() -> None:
+        server = ScriptedBackend(delay=0.1)
+        runtime = runtime_of(KeepRecent(2, at_turns=4), server)
+        delegation = runtime.delegate(prompt=PROMPT, head=HEAD, instruction=instruction)
+        delegation.on_commit("x")
+        child = runtime.sub_agent(delegation, KeepRecent(1, at_turns=3))
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        await delegation.aclose()
+        assert clock() == began
+        await child.aclose()
+        await runtime.aclose()
+
+    run_virtual(main())

@@ -10,7 +10,8 @@ import asyncio
 import json
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
@@ -29,7 +30,7 @@ from pydantic import SecretStr
 from agent_server import AgentServer, kind_of, serving
 from smoothagent import Delegation, OpenAIBackend, Prompt
 from smoothagent.jsonstream import FieldStream
-from smoothagent_langchain import IsolationMiddleware, isolation
+from smoothagent_langchain import IsolationMiddleware, hearing, isolation
 from smoothagent_langchain.deepagents import SubAgentMiddleware, SummarizationMiddleware
 from smoothagent_langchain.models import backend_for
 from smoothagent_langchain.routed import routed, unrouted
@@ -88,6 +89,27 @@ class Delegating(AgentServer):
             time.sleep(0.002)
 
 
+@contextmanager
+def delegating(**given: Any) -> Generator[Delegating]:
+    """The server, which streams calls in pieces."""
+    server = Delegating(**given)
+    server.pieces = server.cut
+    with serving(server):
+        yield server
+
+
+def drop_in(server: AgentServer) -> SubAgentMiddleware:
+    """Deep Agents' middleware, ours, with one sub-agent."""
+    reader: Any = {
+        "name": "reader",
+        "description": "r",
+        "system_prompt": READER,
+        "model": model_of(server),
+        "tools": [],
+    }
+    return SubAgentMiddleware(backend=StateBackend(), subagents=[reader])
+
+
 def task(number: int) -> str:
     return f'Task {number}: read file {number} and tell "all" that is said of it, line by line.\nThen stop.' + "." * 60
 
@@ -125,7 +147,6 @@ def run(
     server: Delegating, middleware: IsolationMiddleware, *, asynchronous: bool = False, streaming: bool = True
 ) -> None:
     """A deep agent with two sub-agents."""
-    server.pieces = server.cut
     subagents: Any = [
         {"name": name, "description": f"a {name}", "system_prompt": prompt}
         for name, prompt in (("reader", READER), ("writer", WRITER))
@@ -145,8 +166,7 @@ def run(
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("first", ["description", "subagent_type"])
 def test_the_task_is_warm_when_the_sub_agent_starts(asynchronous: bool, first: str) -> None:
-    with serving(Delegating(first=first)) as server:
-        assert isinstance(server, Delegating)
+    with delegating(first=first) as server:
         middleware = IsolationMiddleware()
         run(server, middleware, asynchronous=asynchronous)
         colds = cold(server, "You are a reader")
@@ -157,33 +177,22 @@ def test_the_task_is_warm_when_the_sub_agent_starts(asynchronous: bool, first: s
 
 
 def test_another_sub_agent_than_the_last_is_warmed_as_soon_as_it_is_named() -> None:
-    with serving(Delegating(kinds=("reader", "writer", "reader", "writer"), first="subagent_type", waits=2)) as server:
-        assert isinstance(server, Delegating)
+    with delegating(kinds=("reader", "writer", "reader", "writer"), first="subagent_type", waits=2) as server:
         run(server, IsolationMiddleware())
         assert cold(server, "You are a reader")[1] <= 21
         assert cold(server, "You are a writer")[1] <= 21
 
 
 def test_an_agent_that_does_not_stream_delegates_as_without_us() -> None:
-    with serving(Delegating(waits=99)) as server:
-        assert isinstance(server, Delegating)
+    with delegating(waits=99) as server:
         run(server, IsolationMiddleware(), streaming=False)
         assert not server.prefills
 
 
 def test_the_drop_in_delegates_as_the_built_in_does() -> None:
     """``SubAgentMiddleware`` under ``create_agent``, with the models of the specs."""
-    with serving(Delegating()) as server:
-        assert isinstance(server, Delegating)
-        server.pieces = server.cut
-        spec: Any = {
-            "name": "reader",
-            "description": "reads",
-            "system_prompt": READER,
-            "model": model_of(server),
-            "tools": [],
-        }
-        middleware = SubAgentMiddleware(backend=StateBackend(), subagents=[spec])
+    with delegating() as server:
+        middleware = drop_in(server)
         assert middleware.name == "SubAgentMiddleware"
         agent: Any = create_agent(
             model_of(server, streaming=True), system_prompt="You delegate.", middleware=[middleware]
@@ -197,9 +206,7 @@ def test_the_drop_in_delegates_as_the_built_in_does() -> None:
 
 def test_a_tool_of_ones_own_starts_sub_agents_too() -> None:
     """Any tool that runs another agent, its task in any argument."""
-    with serving(Delegating()) as server:
-        assert isinstance(server, Delegating)
-        server.pieces = server.cut
+    with delegating() as server:
         reader: Any = create_agent(model_of(server), system_prompt=READER)
 
         @tool("task")
@@ -218,9 +225,7 @@ def test_a_tool_of_ones_own_starts_sub_agents_too() -> None:
 def test_a_model_behind_its_own_client_is_asked_for_nothing_unless_told_to() -> None:
     """What only the model object can reach is not asked for one token a chunk, which would be paid for."""
     for warm, some in ((None, False), (True, True)):
-        with serving(Delegating(patience=0.05)) as server, httpx.Client(trust_env=False) as own:
-            assert isinstance(server, Delegating)
-            server.pieces = server.cut
+        with delegating(patience=0.05) as server, httpx.Client(trust_env=False) as own:
             agent: Any = create_deep_agent(
                 model=model_of(server, streaming=True, http_client=own),
                 backend=StateBackend(),
@@ -241,9 +246,7 @@ def test_the_parents_way_to_the_server_is_not_the_sub_agents() -> None:
     assert type(plain.root_async_client).__name__ == "AsyncOpenAI"
     assert unrouted(plain) is plain
     assert isinstance(backend_for(parent), OpenAIBackend)
-    with serving(Delegating()) as server:
-        assert isinstance(server, Delegating)
-        server.pieces = server.cut
+    with delegating() as server:
         summaries = SummarizationMiddleware(model_of(server), backend=StateBackend(), trigger=("tokens", 100_000))
         agent: Any = create_deep_agent(
             model=model_of(server, streaming=True),
@@ -285,19 +288,10 @@ def test_calls_that_are_written_and_not_made_hold_nothing(monkeypatch: pytest.Mo
                 return ToolMessage("the report", tool_call_id=request.tool_call["id"])
             return handler(request)
 
-    with serving(Delegating()) as server:
-        assert isinstance(server, Delegating)
-        server.pieces = server.cut
-        spec: Any = {
-            "name": "reader",
-            "description": "r",
-            "system_prompt": READER,
-            "model": model_of(server),
-            "tools": [],
-        }
-        tools = SubAgentMiddleware(backend=StateBackend(), subagents=[spec])
+    with delegating() as server:
+        middleware = [SaysNo(), drop_in(server)]
         agent: Any = create_agent(
-            model_of(server, streaming=True), system_prompt="You delegate.", middleware=[SaysNo(), tools]
+            model_of(server, streaming=True), system_prompt="You delegate.", middleware=middleware
         )
         agent.invoke({"messages": [HumanMessage("Have it read.")]})
         assert len(held.made) == 3
@@ -308,7 +302,7 @@ def test_calls_of_one_id_and_answers_that_break_off_hold_nothing(monkeypatch: py
     held = Held(monkeypatch)
     model = ChatOpenAI(model="m", base_url="http://127.0.0.1:9/v1", api_key=SecretStr("x"), max_retries=0)
     middleware = IsolationMiddleware(agent=None)
-    middleware.learn("", isolation._Known(model, (), Prompt(model="m")))  # pyright: ignore[reportPrivateUsage]
+    middleware.learn("", hearing.Known(model, (), Prompt(model="m")))
     request: Any = SimpleNamespace(model=model, state={"messages": [HumanMessage("x", id="first")]})
 
     def chunk(**given: Any) -> Any:
@@ -317,7 +311,7 @@ def test_calls_of_one_id_and_answers_that_break_off_hold_nothing(monkeypatch: py
 
     def answers(*calls: dict[str, Any], ends: bool = True) -> Any:
         def handler(request: Any) -> Any:
-            ear: Any = isolation._ears.get()  # pyright: ignore[reportPrivateUsage]
+            ear: Any = hearing.EARS.get()
             run = uuid.uuid4()
             for call in calls:
                 ear.on_llm_new_token("", chunk=chunk(**call), run_id=run)
@@ -353,7 +347,7 @@ def test_another_users_server_is_never_used() -> None:
     middleware = IsolationMiddleware()
     ann = ChatOpenAI(model="m", base_url="http://127.0.0.1:9/v1", api_key=SecretStr("ann's"))
     bea = ChatOpenAI(model="m", base_url="http://127.0.0.1:9/v1", api_key=SecretStr("bea's"))
-    middleware.learn("reader", isolation._Known(ann, (), Prompt(model="m")))  # pyright: ignore[reportPrivateUsage]
+    middleware.learn("reader", hearing.Known(ann, (), Prompt(model="m")))
     assert middleware.delegation("reader", bea) is None
     mine = middleware.delegation("reader", ann.model_copy())
     assert mine is not None
@@ -376,9 +370,7 @@ def reader_of(model: ChatOpenAI, before: list[Any]) -> Any:
 def test_only_system_text_and_the_first_call_are_learned() -> None:
     """A sub-agent that is given the conversation is not to be warmed with somebody's conversation."""
     for before, known in (([], True), ([HumanMessage("a secret"), AIMessage("noted")], False)):
-        with serving(Delegating(kinds=("reader",) * 2, waits=99)) as server:
-            assert isinstance(server, Delegating)
-            server.pieces = server.cut
+        with delegating(kinds=("reader",) * 2, waits=99) as server:
             ask = reader_of(model_of(server), before)
             middleware = IsolationMiddleware()
             agent: Any = create_agent(
@@ -397,7 +389,6 @@ def test_middleware_for_two_tools_go_together() -> None:
 
 
 def test_a_server_that_fails_costs_the_sub_agent_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    with serving(Delegating(fail=[500] * 99, patience=0.1)) as server:
-        assert isinstance(server, Delegating)
+    with delegating(fail=[500] * 99, patience=0.1) as server:
         run(server, IsolationMiddleware())
     assert "cold" in caplog.text

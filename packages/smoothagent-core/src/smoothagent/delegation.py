@@ -162,6 +162,7 @@ class Delegation(Generic[M]):
         self._closed = True
         if self._backend is not None:
             self._dropped.detach()
+            self._lane.call(self._has_stopped)
         return delivery
 
     def cancel(self) -> None:
@@ -250,7 +251,11 @@ class Delegation(Generic[M]):
             self._let_go_at_end = True
             return
         backend.release(self.session)
-        if not self._stopped.done():
+        self._has_stopped()
+
+    def _has_stopped(self) -> None:
+        """On the lane: nothing is under way, or ever was, where it was ended before its first step."""
+        if not self._running and not self._stopped.done():
             self._stopped.set_result(None)
 
     def _more(self) -> None:
@@ -268,8 +273,7 @@ class Delegation(Generic[M]):
             self._settle_accounts(backend.spent(self.session), before)
             if self._let_go_at_end:
                 backend.release(self.session)
-            if not self._stopped.done():
-                self._stopped.set_result(None)
+            self._has_stopped()
 
     async def _follow(self, backend: Backend) -> None:
         if not (await backend.caps()).prefill:
@@ -290,7 +294,7 @@ class Delegation(Generic[M]):
             except TimeoutError:
                 log.debug("a task that nobody speaks of is not kept warm")
                 self._waste()
-                # It may still be delegated, and is cold then: nobody is to blame who only took his time.
+                # It may still be delegated, and is cold then: nobody is to blame who only took time.
                 self._given_up, self._let_go_at_end = True, True
                 return
             self._wake.clear()

@@ -9,35 +9,27 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
-from contextvars import ContextVar
-from typing import Any, NamedTuple, cast
-from uuid import UUID
+from typing import Any, cast
 
 from langchain.agents.middleware.types import AgentMiddleware, ModelRequest, ToolCallRequest
-from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessageChunk, BaseMessage, HumanMessage, SystemMessage
+from langchain_core.messages import BaseMessage, HumanMessage
 from langchain_core.runnables import ensure_config
-from langchain_core.tracers.context import register_configure_hook
 
-from smoothagent import Backend, Ledger, Prompt
+from smoothagent import Backend, Ledger
 from smoothagent.delegation import Delegation
 from smoothagent.forks import after_fork
-from smoothagent.jsonstream import FieldStream
 from smoothagent.lane import process_lane
 from smoothagent.waiting import wrapped
-from smoothagent_langchain.aside import is_unseen
 from smoothagent_langchain.codec import LangChainCodec
-from smoothagent_langchain.models import backend_for, given_for, name_of, same_model, to_wire_of
+from smoothagent_langchain.harmless import harmless
+from smoothagent_langchain.hearing import EARS, FIRST_CALLS, Ear, FirstCall, Known, Opened
+from smoothagent_langchain.models import backend_for, given_for, same_model, to_wire_of
 from smoothagent_langchain.routed import unrouted
 from smoothagent_langchain.threads import graph_of
-from smoothagent_langchain.watch import name_in, prompt_of
-
-log = logging.getLogger("smoothagent")
 
 _WAITING = 16
 """Calls that have been written and wait for their tool, of all conversations; what is older is given up."""
@@ -47,78 +39,6 @@ _HANDING_OVER = 1.0
 """Seconds that a sub-agent waits for what a second server has warmed for it."""
 _TALKS = 256
 """Conversations whose model is remembered from the model's node to the tools' node."""
-
-
-class _Known(NamedTuple):
-    """How a kind of sub-agent was called last.
-
-    Attributes:
-        model: its chat model.
-        before: the system messages that stood before the task.
-        prompt: what else shapes the tokens.
-    """
-
-    model: BaseChatModel
-    before: tuple[BaseMessage, ...]
-    prompt: Prompt
-
-
-class _Opened:
-    """A call that the model is writing: which sub-agent it is for, and the task so far.
-
-    Args:
-        hooks: know the sub-agents.
-        model: the delegating agent's.
-    """
-
-    def __init__(self, hooks: DelegationHooks, model: BaseChatModel | None) -> None:
-        self._hooks, self._model = hooks, model
-        self._kinds = FieldStream(hooks.names) if hooks.names is not None else None
-        self._instruction = FieldStream(hooks.instructs)
-        self.call: str | None = None
-        self.delivery: concurrent.futures.Future[Any] | None = None
-        self.kind = hooks.last if hooks.names is not None else ""
-        self.text = self._named = ""
-        # Which one it is for is guessed until it says so.
-        self.delegation = hooks.delegation(self.kind, model)
-
-    def feed(self, fragment: str) -> None:
-        """More of its arguments is there."""
-        if self._kinds is not None:
-            self._named += self._kinds.feed(fragment)
-            if self._kinds.complete and self._named != self.kind:
-                self.cancel()
-                self.kind = self._named
-                self.delegation = self._hooks.delegation(self.kind, self._model)
-                if self.delegation is not None and self.text:
-                    self.delegation.feed(self.text)
-        text = self._instruction.feed(fragment)
-        self.text += text
-        if text and self.delegation is not None:
-            self.delegation.feed(text)
-
-    def cancel(self) -> None:
-        """It is not delegated after all, or is over: nothing is held for it any more."""
-        if self.delegation is not None:
-            self.delegation.cancel()
-
-    def starts(self, kind: str, text: str) -> None:
-        """Its sub-agent is about to call its model.
-
-        What is warm is warm, and stays in the cache without a lease. Only where it is on a second server it has to come
-        first: ``delivery``; then the lease goes with the tool's end.
-        """
-        if self.delegation is not None and self.kind == kind and text.startswith(self.text):
-            self.delegation.on_commit(text)
-            self.delivery = self.delegation.request_opens()
-        if self.delivery is None:
-            self.cancel()
-
-    def is_waited_for(self) -> None:
-        """What has not come by now must not come in the middle of the sub-agent's work."""
-        with _harmless():
-            if self.delegation is not None:
-                self.delegation.settle()
 
 
 class DelegationHooks:
@@ -145,13 +65,13 @@ class DelegationHooks:
         self.ledger = Ledger()
         self._models, self._server = dict(models or {}), backend
         self._start_afresh()
-        self._known: OrderedDict[str, list[_Known]] = OrderedDict()
+        self._known: OrderedDict[str, list[Known]] = OrderedDict()
         after_fork(self._start_afresh)
 
     def _start_afresh(self) -> None:
         self._lock = threading.Lock()
         self._talks: OrderedDict[str, BaseChatModel | None] = OrderedDict()
-        self._written: OrderedDict[tuple[str, str], _Opened] = OrderedDict()
+        self._written: OrderedDict[tuple[str, str], Opened] = OrderedDict()
 
     def wrap_model_call(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Any]) -> Any:
         """Listen to the calls that the model writes."""
@@ -188,7 +108,7 @@ class DelegationHooks:
     @contextlib.contextmanager
     def _listening(self, request: ModelRequest[Any]) -> Generator[None]:
         talk, ear = None, None
-        with _harmless():
+        with harmless("a sub-agent"):
             talk = _talk(_messages_of(getattr(request, "state", None)))
             model = unrouted(request.model) if isinstance(request.model, BaseChatModel) else None  # pyright: ignore[reportUnnecessaryIsInstance]
             with self._lock:
@@ -198,18 +118,18 @@ class DelegationHooks:
                 left = [self._written.pop(key) for key in list(self._written) if key[0] == talk]
             for opened in left:
                 opened.cancel()
-            ear = _Ear(self, talk, model, _ears.get())
-        outer = _ears.set(ear or _ears.get())
+            ear = Ear(self, talk, model, EARS.get())
+        outer = EARS.set(ear or EARS.get())
         try:
             yield
         finally:
-            _ears.reset(outer)
-            with _harmless():
+            EARS.reset(outer)
+            with harmless("a sub-agent"):
                 self._keep(talk, ear.finished() if ear else [])
 
-    def _keep(self, talk: str | None, written: Sequence[_Opened]) -> None:
+    def _keep(self, talk: str | None, written: Sequence[Opened]) -> None:
         """The answer is there: its calls wait for their tool."""
-        surplus: list[_Opened] = []
+        surplus: list[Opened] = []
         with self._lock:
             for opened in written:
                 if talk is None or opened.call is None or opened.delegation is None:
@@ -246,13 +166,13 @@ class DelegationHooks:
     # ---- when the sub-agent starts --------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _delegating(self, request: ToolCallRequest) -> Generator[_Opened | None]:
+    def _delegating(self, request: ToolCallRequest) -> Generator[Opened | None]:
         call = request.tool_call
         if call["name"] != self.delegates:
             yield None
             return
         first = opened = None
-        with _harmless():
+        with harmless("a sub-agent"):
             args, talk = call["args"], _talk(_messages_of(request.state))
             text = args.get(self.instructs)
             kind = str(args.get(self.names)) if self.names is not None else ""
@@ -260,20 +180,20 @@ class DelegationHooks:
                 opened = self._written.pop((talk or "", call["id"] or ""), None)
                 model = self._models.get(kind) or self._talks.get(talk or "")
             if isinstance(text, str) and text and model is not None:
-                first = _FirstCall(self, kind, text, model)
+                first = FirstCall(self, kind, text, model)
             if opened is not None:
                 opened.starts(kind, text if isinstance(text, str) else "")
-        token = _firsts.set(first) if first is not None else None
+        token = FIRST_CALLS.set(first) if first is not None else None
         try:
             yield opened
         finally:
             if token is not None:
-                _firsts.reset(token)
+                FIRST_CALLS.reset(token)
             if opened is not None:
-                with _harmless():
+                with harmless("a sub-agent"):
                     opened.cancel()
 
-    def learn(self, kind: str, known: _Known) -> None:
+    def learn(self, kind: str, known: Known) -> None:
         """A sub-agent has called its model for the first time."""
         with self._lock:
             others = [k for k in self._known.pop(kind, []) if not same_model(k.model, known.model)]
@@ -328,132 +248,6 @@ class IsolationMiddleware(DelegationHooks, _PassingOn):
         """One for each tool, since an agent takes no two middleware of one name."""
         own = type(self).__name__
         return own if self.delegates == DelegationHooks.delegates else f"{own}[{self.delegates}]"
-
-
-class _Ear(BaseCallbackHandler):
-    """Hears the calls that the agent's model writes in one model call of the agent's.
-
-    Args:
-        hooks: whose.
-        talk: the conversation.
-        model: the agent's.
-        outer: the ear of another middleware around this one, which is told, too.
-    """
-
-    run_inline = True
-
-    def __init__(
-        self, hooks: DelegationHooks, talk: str | None, model: BaseChatModel | None, outer: _Ear | None
-    ) -> None:
-        self._hooks, self._talk, self._model = hooks, talk, model
-        self._open: dict[tuple[UUID, Any], _Opened] = {}
-        self._complete: set[UUID] = set()
-        # Around a nested agent's call it is inherited anyway.
-        self._ears: tuple[_Ear, ...] = (self, *(outer._ears if outer is not None and outer._talk == talk else ()))
-
-    def finished(self) -> list[_Opened]:
-        """The calls of the answers that came to their end; others are given up."""
-        kept: list[_Opened] = []
-        for (run, _), opened in self._open.items():
-            if run in self._complete:
-                kept.append(opened)
-            else:
-                opened.cancel()
-        self._open = {}
-        return kept
-
-    def on_llm_new_token(self, token: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        """A chunk of an answer."""
-        del token
-        message = getattr(kwargs.get("chunk"), "message", None)
-        if isinstance(message, AIMessageChunk):
-            for chunk in message.tool_call_chunks:
-                index = chunk["index"] if chunk["index"] is not None else chunk["id"]
-                self._told(run_id, index, chunk["name"], chunk["id"], chunk["args"])
-
-    def on_stream_event(self, event: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        """The same, in newer streams."""
-        del kwargs
-        fields = cast("Mapping[str, Any]", event if isinstance(event, Mapping) else {})
-        found = fields.get("content") or fields.get("delta")
-        part = cast("Mapping[str, Any]", found if isinstance(found, Mapping) else {})
-        kind, index = fields.get("event"), fields.get("index")
-        if kind == "content-block-start" and part.get("type") == "tool_call_chunk":
-            self._told(run_id, index, part.get("name"), part.get("id"), part.get("args"))
-        elif kind == "content-block-delta" and part.get("type") == "tool-call-delta":
-            self._told(run_id, index, None, None, part.get("args"))
-
-    def on_llm_end(self, response: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        """An answer is complete."""
-        del response, kwargs
-        for ear in self._ears:
-            ear._complete.add(run_id)
-
-    def _told(self, run: UUID, index: Any, name: Any, call: Any, args: Any) -> None:
-        for ear in self._ears:
-            with _harmless():
-                ear._heard((run, index), name, call, args)
-
-    def _heard(self, key: tuple[UUID, Any], name: Any, call: Any, args: Any) -> None:
-        opened = self._open.get(key)
-        if opened is None and name == self._hooks.delegates:
-            opened = self._open[key] = _Opened(self._hooks, self._model)
-        if opened is None:
-            return
-        if isinstance(call, str) and call:
-            opened.call = call
-        if isinstance(args, str) and args:
-            opened.feed(args)
-
-
-class _FirstCall(BaseCallbackHandler):
-    """Sees the first model call that a tool makes with the task as its only message but system text."""
-
-    run_inline = True
-
-    def __init__(self, hooks: DelegationHooks, kind: str, text: str, model: BaseChatModel) -> None:
-        self._hooks, self._kind, self._text, self._model = hooks, kind, text, model
-        self._seen = False
-
-    def on_chat_model_start(
-        self, serialized: dict[str, Any], messages: list[list[BaseMessage]], *, run_id: UUID, **kwargs: Any
-    ) -> None:
-        """A model is called."""
-        del run_id
-        if self._seen or is_unseen() or not messages or not messages[0]:
-            return
-        *before, task = messages[0]
-        ours = isinstance(task, HumanMessage) and task.content == self._text
-        if not ours or not all(isinstance(m, SystemMessage) for m in before):
-            return
-        self._seen = True
-        with _harmless():
-            params = cast("dict[str, Any]", kwargs.get("invocation_params") or {})
-            name, called = name_of(self._model), name_in(params)
-            own = str(getattr(self._model, "openai_api_base", None) or "")
-            if (name is not None and called is not None and name != called) or own not in str(serialized):
-                log.info(
-                    "sub-agents of kind %r are not warmed: they use the model %s, which is not the delegating agent's; "
-                    "pass models={%r: …}",
-                    *(self._kind, called, self._kind),
-                )
-                return
-            self._hooks.learn(self._kind, _Known(self._model, tuple(before), prompt_of(params)))
-
-
-_ears: ContextVar[_Ear | None] = ContextVar("smoothagent_delegations", default=None)
-register_configure_hook(_ears, inheritable=True)
-_firsts: ContextVar[_FirstCall | None] = ContextVar("smoothagent_first_calls", default=None)
-register_configure_hook(_firsts, inheritable=True)
-
-
-@contextlib.contextmanager
-def _harmless() -> Generator[None]:
-    """Whatever goes wrong, the agent and its sub-agents go on as without us."""
-    try:
-        yield
-    except Exception as error:
-        log.warning("a sub-agent is not warmed: %r", error, exc_info=error)
 
 
 def _talk(messages: Sequence[Any]) -> str | None:

@@ -7,7 +7,7 @@ import concurrent.futures
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple
 
 from langchain_core.messages import BaseMessage
 
@@ -16,6 +16,7 @@ from smoothagent.lane import Lane
 from smoothagent.waiting import wrapped
 from smoothagent_langchain.aside import in_thread
 from smoothagent_langchain.codec import alike
+from smoothagent_langchain.unshared import Unshared
 
 log = logging.getLogger("smoothagent")
 
@@ -39,7 +40,7 @@ class Taken(NamedTuple):
     covered: int
 
 
-class RunningSummary:
+class RunningSummary(Unshared):
     """At most one at a time. It is taken only where what it covers is still what it was (the law, 6).
 
     Attributes:
@@ -55,20 +56,6 @@ class RunningSummary:
         self._waited = False
         self._began = 0.0
         after_fork(self._forget)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """A copied memory has its own summaries made."""
-        return type(self)()
-
-    def __reduce__(self) -> tuple[Callable[[], RunningSummary], tuple[()]]:
-        """Nothing of it is kept."""
-        return RunningSummary, ()
-
-    def __eq__(self, other: object) -> bool:
-        """Two memories are equal whatever is being written for them."""
-        return isinstance(other, RunningSummary)
-
-    __hash__ = object.__hash__
 
     @property
     def busy(self) -> bool:

@@ -14,6 +14,7 @@ from typing import Any, cast
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import BaseMessage
 from langchain_core.tracers.context import register_configure_hook
 
@@ -126,6 +127,24 @@ def prompt_of(params: Mapping[str, Any], added: Mapping[str, Any] | None = None)
     if extra:
         shaping["extra_body"] = extra
     return Prompt(model=name_in(params), tools=list(params.get("tools") or ()), params=shaping)
+
+
+def is_of(model: BaseChatModel, serialized: Mapping[str, Any] | None, params: Mapping[str, Any]) -> bool:
+    """Whether a call is of ``model``: the same name and the same server, as far as both tell.
+
+    Args:
+        model: the model object.
+        serialized: what the called model says of itself.
+        params: the call's parameters.
+    """
+    name, called = getattr(model, "model_name", None) or getattr(model, "model", None), name_in(params)
+    if isinstance(name, str) and called is not None and name != called:
+        return False
+    told = cast("Mapping[str, Any]", (serialized or {}).get("kwargs") or {})
+    own = getattr(model, "openai_api_base", None)
+    if told or not own:
+        return (told.get("openai_api_base") or "") == (own or "")
+    return str(own) in str(serialized)  # of a class that LangChain cannot serialize there is its repr
 
 
 def name_in(params: Mapping[str, Any]) -> str | None:
