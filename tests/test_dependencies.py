@@ -42,16 +42,20 @@ def distributions_of(member: Path) -> set[str]:
             top = module.partition(".")[0]
             if top in own or top in sys.stdlib_module_names:
                 continue
-            found |= {canonicalize_name(name) for name in providers(top, owners)}
+            found |= {canonicalize_name(name) for name in providers(module, owners)}
     return found
 
 
-def providers(top: str, owners: Mapping[str, list[str]]) -> set[str]:
-    """Who provides a top-level module; the OpenTelemetry namespace is shared, and ours import its API only."""
+def providers(module: str, owners: Mapping[str, list[str]]) -> set[str]:
+    """Who provides a module; the OpenTelemetry namespace is shared, and ours import its API only."""
+    top, _, rest = module.partition(".")
     if top == "opentelemetry":
         return {"opentelemetry-api"}
     if top == "langgraph":
         return {"langgraph"}  # a namespace, too: its prebuilt agents and checkpointers are other distributions
+    if top == "llama_index":  # a namespace, too: its distributions are named after their part of it
+        part = rest.split(".")
+        return {"-".join(["llama-index", *(part[:1] if part[0] == "core" else part[:2])])}
     if top.startswith("smoothagent"):
         return {"smoothagent-core" if top == "smoothagent" else top}
     return set(owners.get(top, [top]))

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import httpx2
+
 from smoothagent import Caps, Generated, Prompt, Stream, Usage
 from smoothagent.serving.backend import Wire
 
@@ -235,3 +237,8 @@ class CharCounter:
     def fixed(self, prompt: Prompt) -> int:
         """Characters of the system text."""
         return len(prompt.system or "")
+
+
+def client_of(answer: Callable[[httpx2.Request], httpx2.Response]) -> Any:
+    """What an openai client sends its requests with; older clients take it, too, and do not say so."""
+    return httpx2.Client(transport=httpx2.MockTransport(answer))

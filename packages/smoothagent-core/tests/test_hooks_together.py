@@ -11,7 +11,7 @@ import pytest
 from openai import OpenAI
 
 from conversations import PROMPT, runtime_of
-from scripted import HANG, ScriptedBackend
+from scripted import HANG, ScriptedBackend, client_of
 from smoothagent import Generated, KeepRecent, LookaheadRuntime, Offload, OffloadStore, Prompt, Summarize, Usage
 from test_runtime_sync import LIMIT, history, summarizer
 from test_runtime_sync import runtime_of as threaded
@@ -104,9 +104,7 @@ def test_a_call_with_other_messages_is_not_the_conversations() -> None:
 
     server = ScriptedBackend(delay=0)
     runtime = threaded(Summarize(4000, keep=400, max_tokens=50), server)
-    client = OpenAI(
-        base_url="http://fake/v1", api_key="x", http_client=httpx2.Client(transport=httpx2.MockTransport(answer))
-    )
+    client = OpenAI(base_url="http://fake/v1", api_key="x", http_client=client_of(answer))
     with runtime.wrap(client) as wrapped:
         view: list[Any] = runtime.on_commit(history(3))
         before = runtime.events
@@ -138,9 +136,7 @@ def test_a_harness_that_sends_something_else_than_it_was_given_is_told(
     def answer(request: httpx2.Request) -> httpx2.Response:
         return httpx2.Response(200, json=WHOLE)
 
-    client = OpenAI(
-        base_url="http://fake/v1", api_key="x", http_client=httpx2.Client(transport=httpx2.MockTransport(answer))
-    )
+    client = OpenAI(base_url="http://fake/v1", api_key="x", http_client=client_of(answer))
     runtime = threaded(KeepRecent(2, at_turns=40))
     with runtime.wrap(client) as wrapped:
         for turns in range(1, 9):
@@ -167,9 +163,7 @@ def test_tools_are_taken_from_the_calls_unless_the_prompt_names_others(caplog: p
     def answer(request: httpx2.Request) -> httpx2.Response:
         return httpx2.Response(200, json=WHOLE)
 
-    client = OpenAI(
-        base_url="http://fake/v1", api_key="x", http_client=httpx2.Client(transport=httpx2.MockTransport(answer))
-    )
+    client = OpenAI(base_url="http://fake/v1", api_key="x", http_client=client_of(answer))
     tools: list[Any] = [{"type": "function", "function": {"name": "sed", "parameters": {}}}]
     silent = LookaheadRuntime[Any](KeepRecent(2, at_turns=4), prompt=Prompt(model="m"))
     told = LookaheadRuntime[Any](KeepRecent(2, at_turns=4), prompt=Prompt(model="m", tools=[*tools, *tools]))

@@ -13,7 +13,7 @@ from openai import OpenAI
 
 import oracle
 from conversations import Call, Conversation, Plan, Turn, converse, runtime_of, steady
-from scripted import HANG, CharCounter, ScriptedBackend, tokens_of
+from scripted import HANG, CharCounter, ScriptedBackend, client_of, tokens_of
 from smoothagent import (
     Budget,
     ConfigurationError,
@@ -523,9 +523,7 @@ def test_what_the_calls_send_holds_for_every_prompt_that_says_nothing_of_it() ->
     def answer(request: httpx2.Request) -> httpx2.Response:
         return httpx2.Response(200, json=WHOLE)
 
-    client = OpenAI(
-        base_url="http://fake/v1", api_key="x", http_client=httpx2.Client(transport=httpx2.MockTransport(answer))
-    )
+    client = OpenAI(base_url="http://fake/v1", api_key="x", http_client=client_of(answer))
     tools: list[Any] = [{"type": "function", "function": {"name": "sed", "parameters": {}}}]
     runtime = LookaheadRuntime[Any](
         Summarize(4000, keep=900, max_tokens=50),

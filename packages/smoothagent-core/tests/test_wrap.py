@@ -108,11 +108,11 @@ class Server:
         return httpx2.Response(200, json=WHOLE)
 
     def sync(self) -> OpenAI:
-        http = httpx2.Client(transport=httpx2.MockTransport(self))
+        http: Any = httpx2.Client(transport=httpx2.MockTransport(self))
         return OpenAI(base_url="http://fake/v1", api_key="x", http_client=http, max_retries=0)
 
     def asynchronous(self) -> AsyncOpenAI:
-        http = httpx2.AsyncClient(transport=httpx2.MockTransport(self))
+        http: Any = httpx2.AsyncClient(transport=httpx2.MockTransport(self))
         return AsyncOpenAI(base_url="http://fake/v1", api_key="x", http_client=http, max_retries=0)
 
 

@@ -32,8 +32,8 @@ from pydantic import PrivateAttr, SecretStr
 
 from agent_server import AgentServer, serving
 from examples import examples
-from smoothagent import OpenAIBackend
-from smoothagent_langchain import classic, running
+from smoothagent import OpenAIBackend, running
+from smoothagent_langchain import classic
 from smoothagent_langchain.models import backend_for, speaks_chat
 
 pytestmark = pytest.mark.filterwarnings("ignore::langchain_core._api.LangChainDeprecationWarning")

@@ -23,7 +23,7 @@ from langmem.short_term import SummarizationNode as BuiltIn
 from pydantic import SecretStr
 
 from agent_server import AgentServer, serving
-from smoothagent_langchain import running
+from smoothagent import running
 from smoothagent_langchain.langmem import SummarizationNode
 
 OUTPUT = "r" * 400

@@ -9,7 +9,7 @@ from smoothagent.errors import SummaryRejectedError
 from smoothagent.ledger import Ledger
 from smoothagent.message import Message
 from smoothagent.prompt import Prompt
-from smoothagent.serving.backend import Backend
+from smoothagent.serving.backend import Backend, Generated
 
 BROKEN_OFF = frozenset({None, "abort", "cancelled", "content_filter", "error"})
 """Why an answer ended before the model had ended it."""
@@ -86,22 +86,28 @@ class LaneModel:
             self.reused += reused
             self.generated += generated
             host.ledger.add(prefilled_tokens=prefilled, reused_tokens=reused, generated_tokens=generated)
-        if answer.tool_calls:
-            # With text beside it, too: an agent that goes on working has not summarized.
-            raise SummaryRejectedError(
-                "the model answered the request for a summary with a tool call; the history is kept"
-            )
-        if not answer.text.strip():
-            raise SummaryRejectedError(
-                f"the model's summary is empty (finish reason {answer.finish_reason}); the history is kept"
-            )
-        if answer.finish_reason in BROKEN_OFF:
-            raise SummaryRejectedError(
-                f"the model's summary was broken off (finish reason {answer.finish_reason}); the history is kept"
-            )
-        if answer.finish_reason == "length" and not accept_cut_off:
-            raise SummaryRejectedError(
-                f"the model's summary was cut off at max_tokens={max_tokens}; the history is kept: "
-                "raise max_tokens, or pass accept_cut_off=True"
-            )
-        return answer.text
+        return checked(answer, max_tokens, accept_cut_off=accept_cut_off)
+
+
+def checked(answer: Generated, max_tokens: int, *, accept_cut_off: bool) -> str:
+    """The text of an answer to a request for a summary.
+
+    Raises SummaryRejectedError for one that is empty, cut off, broken off, or calls tools.
+    """
+    if answer.tool_calls:
+        # With text beside it, too: an agent that goes on working has not summarized.
+        raise SummaryRejectedError("the model answered the request for a summary with a tool call; the history is kept")
+    if not answer.text.strip():
+        raise SummaryRejectedError(
+            f"the model's summary is empty (finish reason {answer.finish_reason}); the history is kept"
+        )
+    if answer.finish_reason in BROKEN_OFF:
+        raise SummaryRejectedError(
+            f"the model's summary was broken off (finish reason {answer.finish_reason}); the history is kept"
+        )
+    if answer.finish_reason == "length" and not accept_cut_off:
+        raise SummaryRejectedError(
+            f"the model's summary was cut off at max_tokens={max_tokens}; the history is kept: "
+            "raise max_tokens, or pass accept_cut_off=True"
+        )
+    return answer.text

@@ -8,6 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+SHAPING = (
+    *("tool_choice", "parallel_tool_calls", "response_format", "reasoning", "reasoning_effort", "functions"),
+    *("chat_template_kwargs", "extra_body", "temperature", "top_p", "seed"),
+)
+"""Request fields that shape the tokens, or the summary; others (metadata, stop words) may differ from call to call."""
+
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
@@ -34,3 +40,25 @@ class Prompt:
         """A hex digest of all fields but ``volatile_tail``."""
         raw = json.dumps([self.model, self.system, list(self.tools), dict(self.params)], sort_keys=True, default=repr)
         return hashlib.sha256(raw.encode()).hexdigest()[:32]
+
+
+def prompt_of(params: Mapping[str, Any], added: Mapping[str, Any] | None = None) -> Prompt:
+    """What of a Chat Completions call's parameters shapes the tokens.
+
+    Args:
+        params: the call's parameters, as the openai client takes them.
+        added: what was put into ``extra_body`` to route the call; no part of the prompt.
+    """
+    added = added or {}
+    shaping = {k: params[k] for k in SHAPING if params.get(k) is not None}
+    extra = dict(shaping.pop("extra_body", None) or {})
+    extra = {k: v for k, v in extra.items() if k not in added or added[k] != v}
+    if extra:
+        shaping["extra_body"] = extra
+    return Prompt(model=name_in(params), tools=list(params.get("tools") or ()), params=shaping)
+
+
+def name_in(params: Mapping[str, Any]) -> str | None:
+    """The model's name in a call's parameters."""
+    name = params.get("model") or params.get("model_name")
+    return name if isinstance(name, str) and name else None

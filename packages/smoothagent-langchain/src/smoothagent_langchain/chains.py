@@ -2,39 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
-import concurrent.futures
-import logging
 import time
-import uuid
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import BaseMessage
 
-from smoothagent import Backend, Prompt
-from smoothagent.forks import after_fork
-from smoothagent.lane import Lane, process_lane
+from smoothagent import upcoming
+from smoothagent.harmless import harmless
+from smoothagent.lane import Lane
+from smoothagent.prompt import prompt_of
 from smoothagent_langchain.aside import AsideBackend
 from smoothagent_langchain.codec import LangChainCodec
-from smoothagent_langchain.harmless import harmless
 from smoothagent_langchain.models import backend_for, to_wire_of
 from smoothagent_langchain.seen import SEEN
 from smoothagent_langchain.shape import History, Shape, shape_of
-from smoothagent_langchain.unshared import Unshared
-from smoothagent_langchain.watch import is_of, prompt_of
-
-log = logging.getLogger("smoothagent")
+from smoothagent_langchain.watch import is_of
 
 _WATCHED = 60.0
 """Seconds after which a call is not taken any more for the one that a history was loaded for."""
-_HELD = 120.0
-"""Seconds for which what was warmed is held for a chain."""
 
 
-class Upcoming(Unshared):
+class Upcoming(upcoming.Upcoming[BaseMessage]):
     """The next prompt of one memory's chain: what is certain of it is prefilled before the user has spoken.
 
     A chain tells its memory nothing of its prompt, so it is looked at as it is sent: a callback handler that all
@@ -46,29 +36,13 @@ class Upcoming(Unshared):
     """
 
     def __init__(self, lane: Lane | None = None, *, heard: Callable[[BaseMessage], None] | None = None) -> None:
-        self._lane, self._heard = lane or process_lane(), heard
-        self._session = uuid.uuid4().hex
+        super().__init__(lane)
+        self._heard = heard
         self._model: BaseChatModel | None = None
-        self._backend: Backend | None = None
-        self._codec = LangChainCodec()
         self._history: History = ""
         self._shape: Shape | None = None
-        self._future: concurrent.futures.Future[None] | None = None
-        self._letting_go: concurrent.futures.Future[None] | None = None
-        self._off = False
         self._watched_at = 0.0
-        after_fork(self._start_afresh)
-        self._said: set[str] = set()
         self._calls = 0
-
-    def _start_afresh(self) -> None:
-        """In a forked child nothing is being warmed."""
-        self._future = self._letting_go = None
-
-    @property
-    def lane(self) -> Lane:
-        """Where work runs ahead."""
-        return self._lane
 
     def watch(self, history: History, model: object, *, warm: bool | None) -> None:
         """The chain is about to send ``history``; ``model`` is the one it will send it to, as far as is known."""
@@ -78,50 +52,33 @@ class Upcoming(Unshared):
     def _watch(self, history: History, model: object, *, warm: bool | None) -> None:
         if isinstance(model, BaseChatModel) and model is not self._model:
             self._model, self._shape = model, None
-            self._backend = backend_for(model, warm=warm)
+            backend = backend_for(model, warm=warm)
             # Where nothing is prefilled the calls need not be looked at.
-            self._off = isinstance(self._backend, AsideBackend) and not self._backend.prefills
-            self._codec = LangChainCodec(to_wire_of(model))
-            weakref.finalize(self, self._lane.later, self._backend.release, self._session).atexit = False
+            idle = isinstance(backend, AsideBackend) and not backend.prefills
+            self.serve(backend, LangChainCodec(to_wire_of(model)), prefills=not idle)
         self._history = list(history) if isinstance(history, list) else history
         self._watched_at = time.monotonic()
-        if self._backend is not None and not self._off:
+        if self.backend is not None and not self.off:
             SEEN.watch(self)
 
     def expect(self, history: History) -> None:
         """The chain's next prompt will hold ``history``."""
-        shape, backend = self._shape, self._backend
-        if self._off:
+        if self.off:
             return
-        if shape is None or backend is None:
-            self._say_why(backend)
+        if self._shape is None or self.backend is None:
+            self._say_why()
             return
         with harmless("a chain's next prompt"):
-            opening = shape.opening(history)
-            self.stop()
-            self._future = self._lane.spawn(self._warm(backend, opening, shape.prompt))
-
-    def stop(self) -> None:
-        """Nothing more is warmed; what is warm is held on for a while."""
-        if self._future is not None:
-            self._future.cancel()
+            self.warm(self._shape.opening(history), self._shape.prompt)
 
     def forget(self) -> None:
         """The conversation is over."""
         SEEN.forget(self)
-        self.stop()
-        if self._backend is not None:
-            self._lane.call(self._backend.release, self._session)
+        super().forget()
 
-    def say_once(self, topic: str, text: str) -> None:
-        """Tell, once a memory and topic."""
-        if topic not in self._said:
-            self._said.add(topic)
-            log.info("memory %s: %s", self._session, text)
-
-    def _say_why(self, backend: Backend | None) -> None:
+    def _say_why(self) -> None:
         self._calls += 1
-        if backend is None:
+        if self.backend is None:
             self.say_once(
                 "model", "nothing is warmed: the memory does not know the chain's chat model; give it as llm=…"
             )
@@ -130,27 +87,6 @@ class Upcoming(Unshared):
                 "seen",
                 "nothing is warmed: no call of the memory's llm was seen that holds its history once",
             )
-
-    async def _warm(self, backend: Backend, opening: Sequence[BaseMessage], prompt: Prompt) -> None:
-        if self._letting_go is not None:
-            self._letting_go.cancel()
-        try:
-            if not (await backend.caps()).prefill:
-                self._off = True
-                self.say_once("prefill", "nothing is warmed: the model's server is not known to keep prefixes")
-                return
-            await backend.prefill(self._session, [self._codec.wire(message) for message in opening], prompt)
-        except Exception as error:  # whatever it was, the next call is as cold as without us
-            self.say_once("warming", f"warming failed, the next call is cold: {error!r}")
-        finally:
-            if self._letting_go is not None:
-                self._letting_go.cancel()  # of one that was stopped, and ended later than this one began
-            self._letting_go = self._lane.spawn(self._let_go(backend))
-
-    async def _let_go(self, backend: Backend) -> None:
-        """Lease what is warm to nobody else for a while; a conversation that rests holds no slot."""
-        await asyncio.sleep(_HELD)
-        backend.release(self._session)
 
     # ---- what the handler sees -----------------------------------------------------------------
 

@@ -11,7 +11,6 @@ same arguments. What the agent decides is scripted by a middleware inside of the
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -32,6 +31,7 @@ from pydantic import SecretStr
 from smoothagent import CommitReport, ConfigurationError, OpenAIBackend
 from smoothagent_bench import tool
 from smoothagent_bench.job import Assignment
+from smoothagent_bench.measured import Measured
 from smoothagent_bench.record import Row
 from smoothagent_bench.sides import LOOKAHEAD, Meter
 from smoothagent_bench.strategies import reached_hard
@@ -289,37 +289,20 @@ class Player(AgentMiddleware[Any, Any, Any]):
 
     def _row(self, request: ModelRequest[Any], began: float, arrivals: Sequence[float], answer: AIMessage) -> Row:
         job, usage = self._job, cast("dict[str, Any]", answer.usage_metadata or {})
-        if not arrivals or not usage:
-            raise ConfigurationError(
-                f"the server streamed {len(arrivals)} tokens and {'' if usage else 'no '}usage: it must honour "
-                "stream_options.include_usage"
-            )
-        gaps = sorted(b - a for a, b in itertools.pairwise(arrivals)) or [0.0]
         commit, lookahead, known = self._outcome(request)
-        prompt, completion = int(usage["input_tokens"]), int(usage["output_tokens"])
+        prompt, completion = int(usage.get("input_tokens", 0)), int(usage.get("output_tokens", 0))
         reached = reached_hard(job.variant, job.profile, turns=self._number, tokens=self._tokens(request))
         self._reported = prompt + completion
-        return Row(
-            strategy=job.variant.label,
-            mode=job.mode,
-            run=job.run,
-            agent=job.agent,
-            turn=self._number,
-            commit=commit,
-            commit_s=began - self._ready,
-            ttft_s=arrivals[0] - began,
-            turn_s=arrivals[0] - self._ready,
+        measured = Measured(
+            started=self._started,
+            ready=self._ready,
+            began=began,
+            arrivals=arrivals,
             prompt_tokens=prompt,
             cached_tokens=cast("dict[str, int]", usage.get("input_token_details") or {}).get("cache_read"),
             completion_tokens=completion,
-            # Servers may send several tokens in one piece.
-            tbt_mean_s=sum(gaps) / max(1, completion - 1),
-            tbt_p99_s=gaps[min(len(gaps) - 1, int(len(gaps) * 0.99))],
-            lookahead=lookahead,
-            reached_hard=reached,
-            known_tokens=known,
-            elapsed_s=arrivals[-1] - self._started,
         )
+        return measured.row(job, self._number, commit=commit, lookahead=lookahead, known=known, reached=reached)
 
     def _outcome(self, request: ModelRequest[Any]) -> tuple[bool, str, int | None]:
         """Whether the request is the first with a transformed context, how it was made, and what was known of it."""

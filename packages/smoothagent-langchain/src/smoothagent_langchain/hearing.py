@@ -16,10 +16,11 @@ from langchain_core.tracers.context import register_configure_hook
 
 from smoothagent import Prompt
 from smoothagent.delegation import Delegation
+from smoothagent.harmless import harmless
 from smoothagent.jsonstream import FieldStream
+from smoothagent.prompt import name_in, prompt_of
 from smoothagent_langchain.aside import is_unseen
-from smoothagent_langchain.harmless import harmless
-from smoothagent_langchain.watch import is_of, name_in, prompt_of
+from smoothagent_langchain.watch import is_of
 
 log = logging.getLogger("smoothagent")
 

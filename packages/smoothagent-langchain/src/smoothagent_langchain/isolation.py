@@ -22,10 +22,10 @@ from langchain_core.runnables import ensure_config
 from smoothagent import Backend, Ledger
 from smoothagent.delegation import Delegation
 from smoothagent.forks import after_fork
+from smoothagent.harmless import harmless
 from smoothagent.lane import process_lane
 from smoothagent.waiting import wrapped
 from smoothagent_langchain.codec import LangChainCodec
-from smoothagent_langchain.harmless import harmless
 from smoothagent_langchain.hearing import EARS, FIRST_CALLS, Ear, FirstCall, Known, Opened
 from smoothagent_langchain.models import backend_for, given_for, same_model, to_wire_of
 from smoothagent_langchain.routed import unrouted

@@ -353,7 +353,7 @@ class SummarizationNode(BuiltIn):
 
         talk = case.talk
         lane = talk.upcoming.lane
-        future = talk.running.start(lane, write, covered, case.existing)
+        future = talk.running.write(lane, write, covered, case.existing)
         future.add_done_callback(lambda _: lane.call(talk.warm_ahead))
 
 

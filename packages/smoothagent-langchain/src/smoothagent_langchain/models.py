@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import BaseMessage
 
-from smoothagent import Backend, OpenAIBackend
+from smoothagent import Backend
+from smoothagent.serving.shared import shared_backend
 from smoothagent_langchain.aside import AsideBackend
 from smoothagent_langchain.codec import ToWire, openai_form
 from smoothagent_langchain.routed import unrouted
 
 _ONLY_ITS_OWN = ("http_client", "http_async_client", "openai_proxy", "default_query")
 """Fields of a model that change how its server is reached: only the model object itself can."""
-_SERVERS = 64
-"""Servers (with their keys and headers) that are remembered."""
-_backends: OrderedDict[tuple[Any, ...], OpenAIBackend] = OrderedDict()
-_lock = threading.Lock()
 
 
 def backend_for(model: BaseChatModel, *, warm: bool | None = None) -> Backend:
@@ -40,15 +35,7 @@ def backend_for(model: BaseChatModel, *, warm: bool | None = None) -> Backend:
     if server is None:
         return AsideBackend(model, warm=bool(warm))
     url, key, headers = server
-    identity = (url, key, tuple(sorted(headers.items())), warm)
-    with _lock:
-        found = _backends.get(identity)
-        if found is None:
-            found = _backends[identity] = OpenAIBackend(url, api_key=key, headers=headers, warm=warm)
-            while len(_backends) > _SERVERS:
-                _backends.popitem(last=False)  # whoever still has it goes on with it
-        _backends.move_to_end(identity)
-        return found
+    return shared_backend(url, key, headers, warm=warm)
 
 
 def given_for(backend: Backend | None, model: BaseChatModel) -> Backend | None:

@@ -181,7 +181,7 @@ class SummarizationMiddleware(LookaheadHooks, BuiltIn[Any, Any]):
         # The built-in's own retries around a model whose calls show nowhere.
         retried: Any = self._summary_model
         twin._summary_model = retried.model_copy(update={"bound": quiet(self._summary_chat_model)})
-        return cast("str", await in_thread(lambda: twin._create_summary(messages)))
+        return await in_thread(lambda: twin._create_summary(messages))
 
     def _strategy(self, model: BaseChatModel) -> LookaheadStrategy:
         return MiddlewareSummaries(self, in_place=self.asks_in_place(model))

@@ -19,15 +19,10 @@ from langchain_core.messages import BaseMessage
 from langchain_core.tracers.context import register_configure_hook
 
 from smoothagent import Prompt
+from smoothagent.prompt import name_in, prompt_of
 
 _watching: ContextVar[Watch | None] = ContextVar("smoothagent_watch", default=None)
 register_configure_hook(_watching, inheritable=True)
-
-SHAPING = (
-    *("tool_choice", "parallel_tool_calls", "response_format", "reasoning", "reasoning_effort", "functions"),
-    *("chat_template_kwargs", "extra_body", "temperature", "top_p", "seed"),
-)
-"""Request fields that shape the tokens, or the summary; others (metadata, stop words) may differ from call to call."""
 
 
 class Watch(BaseCallbackHandler):
@@ -118,17 +113,6 @@ class Watch(BaseCallbackHandler):
         return len(sent) >= len(self._asked) and (len(self._asked) == 1 or any(_same(m, self._asked[0]) for m in sent))
 
 
-def prompt_of(params: Mapping[str, Any], added: Mapping[str, Any] | None = None) -> Prompt:
-    """What of a call's parameters shapes the tokens, without what was ``added`` to ``extra_body`` to route it."""
-    added = added or {}
-    shaping = {k: params[k] for k in SHAPING if params.get(k) is not None}
-    extra = dict(shaping.pop("extra_body", None) or {})
-    extra = {k: v for k, v in extra.items() if k not in added or added[k] != v}
-    if extra:
-        shaping["extra_body"] = extra
-    return Prompt(model=name_in(params), tools=list(params.get("tools") or ()), params=shaping)
-
-
 def is_of(model: BaseChatModel, serialized: Mapping[str, Any] | None, params: Mapping[str, Any]) -> bool:
     """Whether a call is of ``model``: the same name and the same server, as far as both tell.
 
@@ -145,12 +129,6 @@ def is_of(model: BaseChatModel, serialized: Mapping[str, Any] | None, params: Ma
     if told or not own:
         return (told.get("openai_api_base") or "") == (own or "")
     return str(own) in str(serialized)  # of a class that LangChain cannot serialize there is its repr
-
-
-def name_in(params: Mapping[str, Any]) -> str | None:
-    """The model's name in a call's parameters."""
-    name = params.get("model") or params.get("model_name")
-    return name if isinstance(name, str) and name else None
 
 
 def _same(a: BaseMessage, b: BaseMessage) -> bool:

@@ -95,7 +95,7 @@ class SummarizedMemory(WarmedMemory):
         if covered:
             twin: Any = self.model_copy(update={"llm": quiet(cast("Any", self).llm)})
             lane, covered = self._upcoming.lane, snapshot(covered)
-            future = self._running.start(lane, lambda: twin.predict_new_summary(covered, existing), covered, existing)
+            future = self._running.write(lane, lambda: twin.predict_new_summary(covered, existing), covered, existing)
             future.add_done_callback(lambda _: lane.call(self._warm_ahead))
 
     def _warm_ahead(self) -> None:

@@ -3,10 +3,6 @@
 It looks like vLLM with a prefix cache over characters, so that lookahead warms it.
 """
 
-# LangChain's own annotations are partial.
-# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownLambdaType=false, reportUnknownParameterType=false, reportTypedDictNotRequiredAccess=false
-
 from __future__ import annotations
 
 import contextlib
@@ -19,13 +15,22 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, Protocol
 
+from smoothagent import RuntimePool
 from smoothagent.machine import Stage
-from smoothagent_langchain.threads import Threads
 
-ASKING = ("Context Extraction Assistant", "Progressively summarize", "Create a summary of", "This is summary of")
-"""Words of LangChain's prompts for summaries."""
+ASKING = (
+    *("Context Extraction Assistant", "Progressively summarize", "Create a summary of", "This is summary of"),
+    "Transcript so far:",
+)
+"""Words of LangChain's and LlamaIndex's prompts for summaries."""
+
+
+class Pooled(Protocol):
+    """Whatever has conversations in a pool."""
+
+    pool: RuntimePool[Any]
 
 
 @dataclass
@@ -50,7 +55,7 @@ class AgentServer:
     turns: int = 12
     summary: str = "SUMMARY {} of what was said so far, in a few words"
     extra_usage: int = 0
-    watched: list[Threads] = field(default_factory=list[Threads])
+    watched: list[Pooled] = field(default_factory=list[Pooled])
     bodies: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     answered: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     pause: float = 0.0
@@ -133,7 +138,7 @@ def kind_of(body: dict[str, Any]) -> str:
     return "summary" if asks else "main"
 
 
-def _settled(threads: Threads) -> bool:
+def _settled(threads: Pooled) -> bool:
     runtimes = [r for r, _ in threads.pool._runtimes.values()]  # pyright: ignore[reportPrivateUsage]
     jobs = [r._lookahead.state.job for r in runtimes]  # pyright: ignore[reportPrivateUsage]
     return all(job is None or job.stage is Stage.READY for job in jobs)
@@ -204,8 +209,12 @@ def _handler(server: AgentServer) -> type[BaseHTTPRequestHandler]:  # noqa: C901
             calls = [{**c, "index": i} for i, c in enumerate(message.get("tool_calls", ()))]
             delta = {**message, **({"tool_calls": calls} if calls else {})}
             whole = _completion(server, body, finish, "delta", delta)
-            first = {**whole, "usage": None, "choices": [{**whole["choices"][0], "finish_reason": None}]}
-            last = {**whole, "usage": None, "choices": [{**whole["choices"][0], "delta": {}}]}
+            first: dict[str, Any] = {
+                **whole,
+                "usage": None,
+                "choices": [{**whole["choices"][0], "finish_reason": None}],
+            }
+            last: dict[str, Any] = {**whole, "usage": None, "choices": [{**whole["choices"][0], "delta": {}}]}
             usage = {**whole, "choices": list[Any]()}
             for event in itertools.chain(self._cut(first, calls), (last, usage)):
                 self.wfile.write(b"data: " + json.dumps(event).encode() + b"\n\n")

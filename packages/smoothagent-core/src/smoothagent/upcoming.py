@@ -1,0 +1,127 @@
+"""The next prompt of somebody who tells what it will begin with, warmed ahead."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+import uuid
+import weakref
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
+from smoothagent.codec import Codec
+from smoothagent.forks import after_fork
+from smoothagent.lane import Lane, process_lane
+from smoothagent.ledger import Ledger
+from smoothagent.prompt import Prompt
+from smoothagent.serving.backend import Backend
+from smoothagent.unshared import Unshared
+
+M = TypeVar("M")
+log = logging.getLogger("smoothagent")
+
+_HELD = 120.0
+"""Seconds for which what was warmed is held."""
+
+
+class Upcoming(Unshared, Generic[M]):
+    """What is certain of the next prompt is prefilled before the user has spoken.
+
+    For adapters whose framework computes the next prompt by itself (memories): nothing is committed here.
+
+    Args:
+        lane: where it is done.
+
+    Attributes:
+        session: the conversation's key at the backend.
+        ledger: counts what it cost.
+    """
+
+    def __init__(self, lane: Lane | None = None) -> None:
+        self._lane = lane or process_lane()
+        self.session = uuid.uuid4().hex
+        self.ledger = Ledger()
+        self._backend: Backend | None = None
+        self._codec: Codec[M] | None = None
+        self._future: concurrent.futures.Future[None] | None = None
+        self._letting_go: concurrent.futures.Future[None] | None = None
+        self._off = False
+        self._said: set[str] = set()
+        after_fork(self._start_afresh)
+
+    def _start_afresh(self) -> None:
+        """In a forked child nothing is being warmed."""
+        self._future = self._letting_go = None
+
+    @property
+    def lane(self) -> Lane:
+        """Where work runs ahead."""
+        return self._lane
+
+    @property
+    def backend(self) -> Backend | None:
+        """The server that calls go to, as far as is known."""
+        return self._backend
+
+    @property
+    def off(self) -> bool:
+        """Whether nothing is prefilled there."""
+        return self._off
+
+    def serve(self, backend: Backend, codec: Codec[M], *, prefills: bool = True) -> None:
+        """Calls go to another server from now on."""
+        before, self._backend, self._codec, self._off = self._backend, backend, codec, not prefills
+        if before is backend:
+            return
+        if before is not None:
+            self.stop()
+            self._lane.call(before.release, self.session)
+        weakref.finalize(self, self._lane.later, backend.release, self.session).atexit = False
+
+    def warm(self, opening: Sequence[M], prompt: Prompt) -> None:
+        """The next request begins with ``opening``."""
+        if self._backend is None or self._codec is None or self._off:
+            return
+        self.stop()
+        self._future = self._lane.spawn(self._warm(self._backend, self._codec, opening, prompt))
+
+    def stop(self) -> None:
+        """Nothing more is warmed; what is warm is held on for a while."""
+        if self._future is not None:
+            self._future.cancel()
+
+    def forget(self) -> None:
+        """The conversation is over."""
+        self.stop()
+        if self._backend is not None:
+            self._lane.call(self._backend.release, self.session)
+
+    def say_once(self, topic: str, text: str) -> None:
+        """Tell, once a conversation and topic."""
+        if topic not in self._said:
+            self._said.add(topic)
+            log.info("memory %s: %s", self.session, text)
+
+    async def _warm(self, backend: Backend, codec: Codec[M], opening: Sequence[M], prompt: Prompt) -> None:
+        if self._letting_go is not None:
+            self._letting_go.cancel()
+        try:
+            if not (await backend.caps()).prefill:
+                self._off = True
+                self.say_once("prefill", "nothing is warmed: the model's server is not known to keep prefixes")
+                return
+            usage = await backend.prefill(self.session, [codec.wire(message) for message in opening], prompt)
+            reused = max(0, usage.cached_tokens or 0)
+            self.ledger.add(prefilled_tokens=max(0, usage.prompt_tokens - reused), reused_tokens=reused)
+        except Exception as error:  # whatever it was, the next call is as cold as without us
+            self.say_once("warming", f"warming failed, the next call is cold: {error!r}")
+        finally:
+            if self._letting_go is not None:
+                self._letting_go.cancel()  # of one that was stopped, and ended later than this one began
+            self._letting_go = self._lane.spawn(self._let_go(backend))
+
+    async def _let_go(self, backend: Backend) -> None:
+        """Lease what is warm to nobody else for a while; a conversation that rests holds no slot."""
+        await asyncio.sleep(_HELD)
+        backend.release(self.session)

@@ -1,0 +1,398 @@
+"""An LLM whose conversations are transformed, and their KV cache warmed, ahead of time."""
+
+# LlamaIndex's own annotations are partial.
+# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownLambdaType=false, reportUnknownParameterType=false
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from typing import Any, Self, TypeVar, cast
+
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse, MessageRole
+from llama_index.core.llms import LLM
+from pydantic import PrivateAttr
+
+from smoothagent import Backend, ConfigurationError, LookaheadStrategy, MainRequest, Prompt
+from smoothagent.wrap import merged
+from smoothagent_llamaindex.aside import is_unseen, usage_of
+from smoothagent_llamaindex.conversations import Conversations, Taken, is_named, opening_of
+from smoothagent_llamaindex.isolation import Delegate, Delegates, Started
+from smoothagent_llamaindex.models import prompt_for
+
+log = logging.getLogger("smoothagent")
+L = TypeVar("L", bound=LLM)
+
+
+def with_lookahead(
+    llm: L,
+    strategy: Callable[[], LookaheadStrategy] | None = None,
+    *,
+    delegates: Mapping[str, Delegate] | None = None,
+    warm: bool | None = None,
+    backend: Backend | None = None,
+    lookahead: bool = True,
+    ceiling: int | None = None,
+) -> L:
+    """A copy of ``llm`` that sends the strategy's view of each conversation, ready and warm when it is due.
+
+    The copy is of the same class, so an agent, a chat engine or a workflow takes it as it takes the original. A call
+    belongs to a conversation where it has tools, or an answer among its messages; others pass through as they are.
+    Conversations are told by the agent and memory that call (our agents), else by how their messages begin.
+
+    Args:
+        llm: any LLM of LlamaIndex's; it stays as it is.
+        strategy: makes the strategy of a new conversation, such as ``lambda: KeepRecent(10, at_turns=20)``. None
+            transforms nothing.
+        delegates: sub-agents by the tools that start them: their prompts are warmed while the model writes the call.
+        warm: prefill ahead; default yes, except at hosted endpoints.
+        backend: the LLM's server, if you have one made: with slots of its own, a second server for lookahead work, a
+            pacer; default one that is made from the LLM.
+        lookahead: False transforms at the trigger, on the critical path.
+        ceiling: tokens that an uncommitted request may never reach while a lookahead is late.
+
+    Raises:
+        ConfigurationError: ``strategy`` is no factory, or its limits are impossible.
+    """
+    if strategy is not None:
+        if not callable(strategy) or isinstance(strategy, LookaheadStrategy):
+            raise ConfigurationError(
+                f"strategy={strategy!r}: pass a factory, such as lambda: KeepRecent(10, at_turns=20): one LLM serves "
+                "many conversations, and each needs a strategy of its own"
+            )
+        strategy()  # a mistake in its arguments is told here, not at the first conversation
+    conversations = None
+    if strategy is not None:
+        conversations = Conversations(strategy, warm=warm, backend=backend, lookahead=lookahead, ceiling=ceiling)
+    made = llm.model_copy()
+    # An instance of a subclass made of the LLM's own class: whoever asks for its class finds what there was.
+    object.__setattr__(made, "__class__", _class_of(type(llm)))
+    own: Any = made
+    own._lookahead = Lookahead(conversations, Delegates(delegates or {}, warm=warm, backend=backend))
+    own._extras = {}
+    return made
+
+
+class Lookahead:
+    """What an LLM was given for looking ahead.
+
+    Attributes:
+        conversations: its conversations; None where nothing is transformed.
+        delegates: the sub-agents that its calls may start.
+    """
+
+    def __init__(self, conversations: Conversations | None, delegates: Delegates) -> None:
+        self.conversations, self.delegates = conversations, delegates
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """A copied LLM goes on with the same conversations."""
+        return self
+
+    def begin(self, llm: LLM, messages: Sequence[ChatMessage], params: Mapping[str, Any]) -> Call | None:
+        """The call that is about to be made; None where it is none of a conversation's. It must not fail."""
+        try:
+            started = Delegates.started_by(llm, messages)
+            if started is None and not self._is_conversation(messages, params):
+                return None
+            prompt = prompt_for(llm, params)
+            return Call(self, llm, messages, prompt, started)
+        except Exception as error:
+            log.warning("there is no lookahead: %r", error, exc_info=error)
+            return None
+
+    def _is_conversation(self, messages: Sequence[ChatMessage], params: Mapping[str, Any]) -> bool:
+        if not messages or (self.conversations is None and not self.delegates):
+            return False
+        return is_named() or bool(params.get("tools")) or any(m.role == MessageRole.ASSISTANT for m in messages)
+
+
+class Call:
+    """One call of an LLM.
+
+    Args:
+        lookahead: the LLM's.
+        llm: itself.
+        messages: what the agent sends.
+        prompt: what else shapes the tokens.
+        started: the delegation that this call is the first of, if it is one.
+    """
+
+    def __init__(
+        self,
+        lookahead: Lookahead,
+        llm: LLM,
+        messages: Sequence[ChatMessage],
+        prompt: Prompt,
+        started: Started | None,
+    ) -> None:
+        self._llm, self._history, self._started = llm, list(messages), started
+        opening = opening_of(messages, prompt)
+        self._taken: Taken | None = None
+        if lookahead.conversations is not None:
+            self._taken = lookahead.conversations.take(llm, opening, messages)
+        self._prompt = self._taken.conversation.asked_as(prompt) if self._taken is not None else prompt
+        self._ear = lookahead.delegates.listen(opening)
+        self._request: MainRequest | None = None
+
+    def view(self) -> list[ChatMessage]:
+        """What to send."""
+        if self._taken is None:
+            return self._history
+        try:
+            return self._taken.conversation.on_commit(self._history, prompt=self._prompt)
+        except Exception as error:  # whatever it is, the agent goes on as without us
+            self._goes_without(error)
+            return self._history
+
+    async def aview(self) -> list[ChatMessage]:
+        """What to send."""
+        if self._taken is None:
+            return self._history
+        try:
+            return await self._taken.conversation.aon_commit(self._history, prompt=self._prompt)
+        except Exception as error:  # whatever it is, the agent goes on as without us
+            self._goes_without(error)
+            return self._history
+
+    def _goes_without(self, error: Exception) -> None:
+        assert self._taken is not None
+        self._taken.conversation.say_once("llm", f"calls go without lookahead: {error!r}")
+
+    @property
+    def request(self) -> MainRequest:
+        """Marks, paces and measures it."""
+        if self._request is None:
+            if self._started is not None:
+                self._request = self._started.request()
+            elif self._taken is not None:
+                self._request = self._taken.conversation.main_request()
+            else:
+                self._request = MainRequest(_UNMARKED)
+        return self._request
+
+    def routed(self) -> LLM:
+        """The LLM with what its server needs to know of the call; `request` must have been entered."""
+        extras = self.request.extras
+        if not extras:
+            return self._llm
+        own: Any = self._llm
+        if getattr(own, "reuse_client", False):
+            # Made for the original, so that its copies share them.
+            own._get_client()
+            own._get_aclient()
+        copy: Any = own.model_copy()
+        copy._extras = extras
+        return copy
+
+    def heard(self, response: ChatResponse) -> None:
+        """A piece of the answer has come."""
+        try:
+            self.request.first_token()
+            if response.delta:
+                self.request.text(response.delta)
+            self._ear.hear(response.message)
+        except Exception as error:
+            log.warning("an answer is not followed: %r", error, exc_info=error)
+
+    def answered(self, response: ChatResponse | None) -> None:
+        """It has ended: a segment is complete, the answer's calls are known and their results are not."""
+        if response is None:
+            return
+        try:
+            self._ear.hear(response.message)
+            usage = usage_of(response)
+            if usage is not None:
+                self.request.usage(usage)
+            if self._taken is not None:
+                conversation, history = self._taken.conversation, [*self._history, response.message]
+                conversation.last = history
+                conversation.on_segment_boundary(history, prompt=self._prompt)
+        except Exception as error:  # it must not cost the answer
+            log.warning("nothing is prepared: %r", error, exc_info=error)
+
+    def close(self) -> None:
+        """However it ended."""
+        if self._started is not None:
+            self._started.ended()
+        if self._taken is not None:
+            self._taken.give_back()
+
+
+class LookaheadMixin:
+    """Mixed in before an LLM's own class by `with_lookahead`."""
+
+    __slots__ = ()  # or an LLM could not change its class
+
+    _lookahead: Lookahead | None
+    _extras: Mapping[str, Any]
+
+    def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+        """As the LLM's own, with the view."""
+        call = self._begin(messages, kwargs)
+        if call is None:
+            return _own(self).chat(messages, **kwargs)
+        with contextlib.closing(call):
+            view = call.view()
+            with call.request:
+                response = _own(call.routed()).chat(view, **kwargs)
+            call.answered(response)
+        return response
+
+    async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+        """As the LLM's own, with the view."""
+        call = self._begin(messages, kwargs)
+        if call is None:
+            return await _own(self).achat(messages, **kwargs)
+        with contextlib.closing(call):
+            view = await call.aview()
+            async with call.request:
+                response = await _own(call.routed()).achat(view, **kwargs)
+            call.answered(response)
+        return response
+
+    def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> Generator[ChatResponse, None, None]:
+        """As the LLM's own, with the view; as with most LLMs nothing happens before the first piece is asked for."""
+        if self._lookahead is None or is_unseen():
+            return _own(self).stream_chat(messages, **kwargs)
+        return self._streamed(messages, kwargs)
+
+    async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> AsyncGenerator[ChatResponse, None]:
+        """As the LLM's own, with the view; as with most LLMs nothing happens before the first piece is asked for."""
+        if self._lookahead is None or is_unseen():
+            return await _own(self).astream_chat(messages, **kwargs)
+        return self._astreamed(messages, kwargs)
+
+    def _streamed(self, messages: Sequence[ChatMessage], kwargs: dict[str, Any]) -> Generator[ChatResponse, None, None]:
+        call = self._begin(messages, kwargs)
+        if call is None:
+            yield from _own(self).stream_chat(messages, **kwargs)
+            return
+        with contextlib.closing(call):
+            view, last = call.view(), None
+            with call.request, _ending(_own(call.routed()).stream_chat(view, **kwargs)) as answer:
+                for last in answer:
+                    call.heard(last)
+                    yield last
+            call.answered(last)
+
+    async def _astreamed(
+        self, messages: Sequence[ChatMessage], kwargs: dict[str, Any]
+    ) -> AsyncGenerator[ChatResponse, None]:
+        call = self._begin(messages, kwargs)
+        if call is None:
+            async with _aending(await _own(self).astream_chat(messages, **kwargs)) as answer:
+                async for response in answer:
+                    yield response
+            return
+        with contextlib.closing(call):
+            view, last = await call.aview(), None
+            async with call.request, _aending(await _own(call.routed()).astream_chat(view, **kwargs)) as answer:
+                async for last in answer:
+                    call.heard(last)
+                    yield last
+            call.answered(last)
+
+    def _begin(self, messages: Sequence[ChatMessage], kwargs: Mapping[str, Any]) -> Call | None:
+        if self._lookahead is None or is_unseen():
+            return None
+        return self._lookahead.begin(cast("LLM", self), messages, kwargs)
+
+    def _get_model_kwargs(self, **kwargs: Any) -> dict[str, Any]:
+        """As OpenAI's own, with what routes the call: in the request, and in nobody's traces."""
+        made: dict[str, Any] = cast("Any", super())._get_model_kwargs(**kwargs)
+        return merged(made, dict(self._extras)) if self._extras else made
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickled as the LLM it was made of: what runs in this process does not travel."""
+        return _unpickled, (plain(cast("LLM", self)),)
+
+
+def plain(llm: LLM) -> LLM:
+    """The LLM without what `with_lookahead` gave it."""
+    if not isinstance(llm, LookaheadMixin):
+        return llm
+    copy = llm.model_copy()
+    own = next(c for c in type(llm).__mro__[1:] if c is not LookaheadMixin)
+    object.__setattr__(copy, "__class__", own)
+    private: dict[str, Any] = dict(copy.__pydantic_private__ or {})
+    for name in ("_lookahead", "_extras"):
+        private.pop(name, None)
+    object.__setattr__(copy, "__pydantic_private__", private or None)
+    return copy
+
+
+def _unpickled(llm: LLM) -> LLM:
+    return llm
+
+
+_classes: dict[type[LLM], type[LLM]] = {}
+
+
+def _class_of(llm: type[LLM]) -> type[LLM]:
+    if issubclass(llm, LookaheadMixin):
+        return llm
+    found = _classes.get(llm)
+    if found is None:
+        names = {"__module__": llm.__module__, "__qualname__": llm.__qualname__, "__doc__": llm.__doc__}
+        more = {"_lookahead": PrivateAttr(default=None), "_extras": PrivateAttr(default_factory=dict[str, Any])}
+        # No method of it is in the class itself, so that none becomes a span of its own in the user's traces.
+        made: Any = type(llm)
+        found = _classes[llm] = made(llm.__name__, (LookaheadMixin, llm), {**names, **more})
+    return found
+
+
+def _own(llm: object) -> Any:
+    """The LLM's own methods."""
+    return super(LookaheadMixin, llm)  # pyright: ignore[reportArgumentType]
+
+
+@contextlib.contextmanager
+def _ending(answer: Any) -> Generator[Any]:
+    """A stream that is ended with whoever reads it."""
+    try:
+        yield answer
+    finally:
+        if hasattr(answer, "close"):
+            answer.close()
+
+
+@contextlib.asynccontextmanager
+async def _aending(answer: Any) -> AsyncGenerator[Any]:
+    """A stream that is ended with whoever reads it."""
+    try:
+        yield answer
+    finally:
+        if hasattr(answer, "aclose"):
+            await answer.aclose()
+
+
+class _Unmarked:
+    """A call that is heard, and neither marked nor paced."""
+
+    def request_opens(self) -> None:
+        """Nothing is waited for."""
+
+    def request_may_block(self) -> bool:
+        """Nothing is waited for."""
+        return False
+
+    def request_started(self) -> dict[str, Any]:
+        """Nothing is added."""
+        return {}
+
+    def request_first_token(self) -> None:
+        """Nobody is told."""
+
+    def request_text(self, text: str) -> None:
+        """Nobody is told."""
+
+    def request_usage(self, usage: Any) -> None:
+        """Nobody is told."""
+
+    def request_done(self) -> None:
+        """Nobody is told."""
+
+
+_UNMARKED = _Unmarked()

@@ -1,0 +1,27 @@
+"""Token counts of texts, each counted once."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from smoothagent.unshared import Unshared
+
+_TEXTS = 8192
+
+
+class Counts(Unshared):
+    """Remembers how many tokens a text has."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[str, int] = OrderedDict()
+
+    def of(self, text: str, tokenize: Callable[[str], Sequence[Any]]) -> int:
+        """Tokens of ``text``."""
+        known = self._known.get(text)
+        if known is None:
+            known = self._known[text] = len(tokenize(text))
+            while len(self._known) > _TEXTS:
+                self._known.popitem(last=False)
+        return known

@@ -1,0 +1,310 @@
+"""LlamaIndex's `Memory` with a summary of what leaves its queue, written ahead of time."""
+
+# LlamaIndex's own annotations are partial.
+# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownLambdaType=false, reportUnknownParameterType=false
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from llama_index.core.base.llms.types import ChatMessage, MessageRole
+from llama_index.core.memory import InsertMethod
+from llama_index.core.memory import Memory as BuiltIn
+from llama_index.core.storage.chat_store.base_db import MessageStatus
+from pydantic import Field, PrivateAttr
+
+from smoothagent import Backend
+from smoothagent.harmless import harmless
+from smoothagent_llamaindex.memory.block import SummaryMemoryBlock
+from smoothagent_llamaindex.memory.buffer import answers
+from smoothagent_llamaindex.memory.rows import Row, put_summary, queue_of, summary_in
+from smoothagent_llamaindex.memory.running import RunningSummary, asking
+from smoothagent_llamaindex.memory.upcoming import Upcoming
+
+log = logging.getLogger("smoothagent")
+
+
+class Memory(BuiltIn):
+    """``Memory`` whose summary block is written while the user reads, and whose next prompt is warm then.
+
+    With a `SummaryMemoryBlock` the messages that the queue has no room for leave it together with the summary that
+    stands for them, in one transaction of its SQL store; until then they go on as they are, up to a quarter above the
+    queue's limit. There a summary that is late is waited for, at most 30 s, and then made on the spot. One that fails
+    leaves the queue as it is. Other blocks get the messages that leave, as in the built-in; without a summary block the
+    queue is the built-in's, and what the next prompt begins with after a flush is prefilled.
+
+    Attributes:
+        soft: where a summary is begun, as a fraction of the queue's limit; default when the next turn will reach it.
+        strict: summarize at the limit, when the message that reaches it is put, as the built-in does.
+        warm: prefill ahead; default yes, except at hosted endpoints.
+        backend: the agent's server, if you have one made; default one that is made from the LLM that calls.
+    """
+
+    soft: float | None = Field(default=None, gt=0, lt=1)
+    strict: bool = False
+    warm: bool | None = None
+    backend: Any = Field(default=None, exclude=True)
+    _upcoming: Upcoming = PrivateAttr(default_factory=Upcoming)
+    _running: RunningSummary = PrivateAttr(default_factory=RunningSummary)
+    _contents: dict[str, Any] = PrivateAttr(default_factory=dict[str, Any])
+    _size: int | None = PrivateAttr(default=None)
+    _growth: int = PrivateAttr(default=0)
+    _last: tuple[int, int | None] = PrivateAttr(default=(0, None))
+    _first: ChatMessage | None = PrivateAttr(default=None)
+
+    @classmethod
+    def from_defaults(
+        cls,
+        *args: Any,
+        soft: float | None = None,
+        strict: bool = False,
+        warm: bool | None = None,
+        backend: Backend | None = None,
+        **built_in: Any,
+    ) -> Memory:
+        """As the built-in; the rest as above. Raises ValueError for a fraction that is none."""
+        if soft is not None and not 0 < soft < 1:
+            raise ValueError(f"soft={soft}: a fraction of the queue's limit, between 0 and 1")
+        made = super().from_defaults(*args, **built_in)
+        assert isinstance(made, Memory)
+        made.soft, made.strict, made.warm, made.backend = soft, strict, warm, backend
+        return made
+
+    async def aget(self, input: Any = None, **block_kwargs: Any) -> list[ChatMessage]:  # noqa: A002
+        """As the built-in, with the summary that is due, if it is ready."""
+        block = self._block
+        rows = await queue_of(self.sql_store, self.session_id)
+        if block is not None:
+            await self._load(block)
+            # An agent asks again before each call of a run. Within one its prompt goes on as it began.
+            if rows and _end(rows) != self._last:
+                await self._settle(block, rows)
+                rows = await queue_of(self.sql_store, self.session_id)
+        given = await super().aget(input=input, **block_kwargs)
+        self._last = _end(rows)
+        self._first = rows[0].message if rows else None
+        self._upcoming.watch(given, warm=self.warm, given=self.backend)
+        return given
+
+    async def aset(self, messages: list[ChatMessage]) -> None:
+        """As the built-in: another history."""
+        await super().aset(messages)
+        self._forget()
+
+    async def areset(self, status: MessageStatus | None = None) -> None:
+        """As the built-in."""
+        await super().areset(status)
+        self._forget()
+        self._upcoming.forget()
+
+    async def aflush(self) -> None:
+        """Wait for the summary that is due, at most 30 s, and put it in its place: before the process ends."""
+        block, rows = self._block, await queue_of(self.sql_store, self.session_id)
+        if block is not None and rows and self._tokens(rows) > self._limit:
+            await self._load(block)
+            await self._running.await_(due=True)
+            await self._take(block, rows)
+
+    # ---- what the built-in calls ---------------------------------------------------------------
+
+    async def _manage_queue(self) -> None:
+        """A message was put. The built-in lets the oldest go here, and awaits its blocks."""
+        block = self._block
+        if block is None:
+            await super()._manage_queue()
+            await self._expect_flushed()
+            return
+        rows = await queue_of(self.sql_store, self.session_id)
+        if not rows:
+            return
+        if self.strict:
+            if self._tokens(rows) > self._limit:
+                await self._load(block)
+                await self._on_the_spot(block, rows)
+        elif answers(rows[-1].message):
+            await self._load(block)
+            with harmless("a memory's next summary"):
+                await self._prepare(block, rows)
+
+    async def _get_memory_blocks_content(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        contents = await super()._get_memory_blocks_content(*args, **kwargs)
+        self._contents = dict(contents)
+        return contents
+
+    # ---- at the limit --------------------------------------------------------------------------
+
+    @property
+    def _block(self) -> SummaryMemoryBlock | None:
+        """The block that is written ahead."""
+        return next((b for b in self.memory_blocks if isinstance(b, SummaryMemoryBlock) and b.llm is not None), None)
+
+    @property
+    def _limit(self) -> float:
+        return self.token_limit * self.chat_history_token_ratio
+
+    async def _load(self, block: SummaryMemoryBlock) -> None:
+        """The store has the summary; another process may have written it."""
+        kept = await summary_in(self.sql_store, self.session_id)
+        if kept is not None:
+            block.summary = kept
+
+    async def _settle(self, block: SummaryMemoryBlock, rows: list[Row]) -> None:
+        """Let the messages that are too many go, if their summary is there or has to be."""
+        size, running = self._tokens(rows), self._running
+        if size <= self._limit:
+            return
+        late = size > self._limit * 1.25
+        messages = [row.message for row in rows]
+        fits = running.fits(block.summary, messages)
+        if fits:
+            await running.await_(due=late)
+            if await self._take(block, rows):
+                return
+        if not (fits and running.busy and not late):
+            await self._on_the_spot(block, rows)
+
+    async def _take(self, block: SummaryMemoryBlock, rows: list[Row]) -> bool:
+        """Put the summary that is ready in its place."""
+        taken = self._running.take(block.summary, [row.message for row in rows])
+        if taken is None:
+            return False
+        if self._tokens(rows[taken.covered :]) > self._limit:
+            log.info("a summary that was prepared leaves more than %d tokens: another one is made", self._limit)
+            return False
+        return await self._put(block, rows[: taken.covered], taken.text)
+
+    async def _on_the_spot(self, block: SummaryMemoryBlock, rows: list[Row]) -> None:
+        """Summarize what the built-in would let go, here and now."""
+        covered = rows[: self._surplus(rows, self._limit)]
+        if not covered:
+            return
+        self._running.drop()
+        try:
+            text = await block.written([row.message for row in covered], block.summary)
+        except Exception as error:
+            log.warning("a summary failed, the messages stay in the queue: %r", error)
+            return
+        await self._put(block, covered, text)
+
+    async def _put(self, block: SummaryMemoryBlock, covered: list[Row], text: str) -> bool:
+        if not await put_summary(self.sql_store, self.session_id, covered, text):
+            log.info("the queue of session %s has changed: a summary is not used", self.session_id)
+            return False
+        block.summary = text
+        self._size = None
+        messages = [row.message for row in covered]
+        for other in self.memory_blocks:
+            if other is not block:
+                await other.aput(
+                    [m.model_copy(deep=True) for m in messages], from_short_term_memory=True, session_id=self.session_id
+                )
+        return True
+
+    # ---- before it -----------------------------------------------------------------------------
+
+    async def _prepare(self, block: SummaryMemoryBlock, rows: list[Row]) -> None:
+        size, limit, running = self._tokens(rows), self._limit, self._running
+        self._growth = max(0, size - self._size) if self._size is not None else size
+        self._size = size
+        messages = [row.message for row in rows]
+        if running.failed() or running.hangs():
+            running.take(block.summary, messages)  # says so
+            running.drop()
+        if running.fits(block.summary, messages):
+            self._upcoming.lane.spawn(self._warm_ahead(block, messages))  # with what has come
+            return
+        growth = self._growth
+        if not (size + growth > limit or (self.soft is not None and size >= self.soft * limit)):
+            return
+        # What is still to come until there is too much will be there, too, when the summary is taken.
+        to_come = growth * max(1, math.ceil((limit + 1 - size) / growth)) if growth and size <= limit else 0
+        covered = self._surplus(rows, max(0.0, limit - to_come))
+        if 0 < covered < len(rows):
+            self._begin(block, messages, covered)
+
+    def _begin(self, block: SummaryMemoryBlock, messages: list[ChatMessage], covered: int) -> None:
+        assert block.llm is not None
+        lane, request = self._upcoming.lane, block.request(messages[:covered], block.summary)
+        writing = asking(block.llm, self._upcoming, request, accept_cut_off=block.accept_cut_off, given=self.backend)
+        future = self._running.start(lane, writing, messages[:covered], block.summary)
+        future.add_done_callback(lambda _: lane.spawn(self._warm_ahead(block, messages)))
+
+    async def _warm_ahead(self, block: SummaryMemoryBlock, messages: list[ChatMessage]) -> None:
+        """On the lane: warm what the next prompt will begin with once the summary is taken."""
+        with harmless("a memory's next prompt"):
+            text = self._running.ready()
+            if text is not None and self._running.fits(block.summary, messages):
+                contents = {**self._contents, block.name: text}
+                self._upcoming.expect(await self._given(messages[self._running.covers :], contents))
+
+    async def _expect_flushed(self) -> None:
+        """Where the built-in has let messages go, what the next prompt begins with is another."""
+        with harmless("a memory's next prompt"):
+            rows = await queue_of(self.sql_store, self.session_id)
+            if rows and answers(rows[-1].message) and self._first is not None and rows[0].message != self._first:
+                self._upcoming.expect(await self._given([row.message for row in rows], self._contents))
+
+    async def _given(self, queue: Sequence[ChatMessage], contents: dict[str, Any]) -> list[ChatMessage]:
+        """What `aget` will give for a queue and its blocks' contents, as far as it is known before the user speaks."""
+        queue = [message.model_copy() for message in queue]  # what is inserted is put into messages
+        sizes = [self._estimate_token_count(content) for content in contents.values()]
+        kept = await self._truncate_memory_blocks(contents, sum(sizes), sum(map(self._estimate_token_count, queue)))
+        named, chat = await self._format_memory_blocks(kept)
+        if self.insert_method is InsertMethod.USER:
+            return [*chat, *queue]  # the rest stands in what the user will say
+        made = self.memory_blocks_template.format_messages(memory_blocks=named) if named else []
+        return self._insert_memory_content(queue, list(made[0].blocks) if made else [], chat)
+
+    def _surplus(self, rows: Sequence[Row], limit: float) -> int:
+        """How many of the oldest messages the built-in lets go, to leave at most ``limit`` tokens."""
+        sizes = [self._estimate_token_count(row.message) for row in rows]
+        return oldest_to_go([row.message for row in rows], sizes, limit, self.token_flush_size)
+
+    def _tokens(self, rows: Sequence[Row]) -> int:
+        return sum(self._estimate_token_count(row.message) for row in rows)
+
+    def _forget(self) -> None:
+        self._running.drop()
+        self._size, self._growth, self._last, self._first = None, 0, (0, None), None
+        for block in self.memory_blocks:
+            if isinstance(block, SummaryMemoryBlock):
+                block.summary, block.pending = "", []
+
+
+def oldest_to_go(messages: Sequence[ChatMessage], sizes: Sequence[int], limit: float, chunk: int) -> int:
+    """How many of the oldest messages leave a queue: whole chunks, up to the next message of the user's.
+
+    The rule of LlamaIndex's ``Memory`` (`llama_index.core.memory.memory`), in terms of positions.
+
+    Args:
+        messages: the queue, oldest first.
+        sizes: their tokens.
+        limit: tokens that may stay.
+        chunk: tokens that leave at once, at least.
+    """
+    count, left = len(messages), sum(sizes)
+    start = 0
+    while left > limit and count - start > 1:
+        began, flushed = start, 0
+        while flushed < chunk and count - start > 1:
+            flushed += sizes[start]
+            start += 1
+        while messages[start].role != MessageRole.USER and count - start > 1:
+            start += 1
+        if count - start == 1 and messages[start].role != MessageRole.USER:
+            # Nothing of the user's would stay: the newest turn does, if there is one.
+            turn = [i for i in range(began, count) if messages[i].role == MessageRole.USER]
+            start = turn[-1] if turn else count
+        if start == began:
+            break
+        left = sum(sizes[start:])
+    return start
+
+
+def _end(rows: Sequence[Row]) -> tuple[int, int | None]:
+    """Tells whether a queue has grown since it was looked at."""
+    return (len(rows), rows[-1].id if rows else None)

@@ -1,0 +1,129 @@
+"""A memory's messages in its store, and the one transaction that puts a summary in the place of some of them."""
+
+# LlamaIndex's own annotations are partial.
+# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownLambdaType=false, reportUnknownParameterType=false
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from llama_index.core.base.llms.types import ChatMessage, MessageRole
+from llama_index.core.storage.chat_store.base_db import AsyncDBChatStore, MessageStatus
+from llama_index.core.storage.chat_store.sql import SQLAlchemyChatStore
+from sqlalchemy import insert, select, update
+
+from smoothagent_llamaindex.codec import alike, is_summary, summary_message
+
+_AT_ONCE = 500
+"""Row ids in one statement: databases limit the parameters."""
+
+
+class Row(NamedTuple):
+    """One message of the queue.
+
+    Attributes:
+        id: its key in the database; None where the store does not tell.
+        timestamp: its place in the queue.
+        message: itself.
+    """
+
+    id: int | None
+    timestamp: int
+    message: ChatMessage
+
+
+async def queue_of(store: AsyncDBChatStore, session: str) -> list[Row]:
+    """The messages that have not left the queue, oldest first."""
+    if not isinstance(store, SQLAlchemyChatStore):
+        found = await store.get_messages(session, status=MessageStatus.ACTIVE)
+        return [Row(None, number, message) for number, message in enumerate(found)]
+    sessions, table = await _opened(store)
+    async with sessions() as database:
+        rows = await database.execute(_oldest(table, session))
+        return [Row(row.id, row.timestamp, ChatMessage.model_validate(row.data)) for row in rows.fetchall()]
+
+
+async def summary_in(store: AsyncDBChatStore, session: str) -> str | None:
+    """The summary of what has left the queue; None where none was kept."""
+    if not isinstance(store, SQLAlchemyChatStore):
+        archived = await store.get_messages(session, status=MessageStatus.ARCHIVED)
+        return next((m.content or "" for m in reversed(archived) if is_summary(m)), None)
+    sessions, table = await _opened(store)
+    wanted = (
+        select(table.c.data)
+        .where(
+            table.c.key == session,
+            table.c.status == MessageStatus.ARCHIVED.value,
+            table.c.role == MessageRole.SYSTEM.value,
+        )
+        .order_by(table.c.timestamp.desc(), table.c.id.desc())
+    )
+    async with sessions() as database:
+        rows = await database.execute(wanted)
+        for row in rows.fetchall():
+            message = ChatMessage.model_validate(row.data)
+            if is_summary(message):
+                return message.content or ""
+    return None
+
+
+async def put_summary(store: AsyncDBChatStore, session: str, covered: Sequence[Row], text: str) -> bool:
+    """Archive ``covered`` and keep the summary that stands for them, or do neither.
+
+    In an SQL store in one transaction, guarded by the rows' ids: the covered ones must still be the oldest of the
+    queue, and nobody else may have archived them. Elsewhere the summary is kept first, so that a crash in between loses
+    nothing.
+
+    Returns:
+        False where the queue is another by now.
+    """
+    summary = summary_message(text)
+    if not isinstance(store, SQLAlchemyChatStore):
+        present = await store.get_messages(session, status=MessageStatus.ACTIVE)
+        if len(present) < len(covered) or not all(alike(r.message, m) for r, m in zip(covered, present, strict=False)):
+            return False
+        await store.add_message(session, summary, status=MessageStatus.ARCHIVED)
+        await store.archive_oldest_messages(session, len(covered))
+        return True
+    sessions, table = await _opened(store)
+    ids = [row.id for row in covered]
+    async with sessions() as database, database.begin() as transaction:
+        oldest = await database.execute(_oldest(table, session).limit(len(ids)))
+        same = [row.id for row in oldest.fetchall()] == ids
+        archived = 0
+        for start in range(0, len(ids), _AT_ONCE) if same else ():
+            some = ids[start : start + _AT_ONCE]
+            done = await database.execute(
+                update(table)
+                .where(table.c.id.in_(some), table.c.key == session, table.c.status == MessageStatus.ACTIVE.value)
+                .values(status=MessageStatus.ARCHIVED.value)
+            )
+            archived += done.rowcount
+        if not same or archived != len(ids):
+            await transaction.rollback()
+            return False
+        await database.execute(
+            insert(table).values(
+                key=session,
+                timestamp=covered[-1].timestamp,
+                role=summary.role.value,
+                status=MessageStatus.ARCHIVED.value,
+                data=summary.model_dump(mode="json"),
+            )
+        )
+    return True
+
+
+def _oldest(table: Any, session: str) -> Any:
+    return (
+        select(table)
+        .where(table.c.key == session, table.c.status == MessageStatus.ACTIVE.value)
+        .order_by(table.c.timestamp, table.c.id)
+    )
+
+
+async def _opened(store: SQLAlchemyChatStore) -> tuple[Any, Any]:
+    # The store offers no transaction of several steps; this is where its own methods begin, too.
+    return await store._initialize()  # pyright: ignore[reportPrivateUsage]

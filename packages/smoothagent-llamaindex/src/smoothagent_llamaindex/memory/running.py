@@ -1,0 +1,87 @@
+"""A summary that a memory has written in the background."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.llms import LLM
+
+from smoothagent import Backend, SummaryRejectedError, running
+from smoothagent.model import checked
+from smoothagent.serving.through_object import ObjectBackend
+from smoothagent_llamaindex.aside import in_thread, limited, quiet
+from smoothagent_llamaindex.codec import LlamaIndexCodec, alike
+from smoothagent_llamaindex.memory.upcoming import Upcoming
+from smoothagent_llamaindex.models import backend_for, given_for, prompt_for, to_wire_of
+
+_MOST = 1024
+"""Tokens of a summary where the LLM sets no limit."""
+
+
+class RunningSummary(running.RunningSummary[ChatMessage]):
+    """One of LlamaIndex messages."""
+
+    def snapshot(self, messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+        """Messages as they are now."""
+        return [message.model_copy(deep=True) for message in messages]
+
+    def alike(self, a: ChatMessage, b: ChatMessage) -> bool:
+        """Whether two messages are the same to a model."""
+        return alike(a, b)
+
+
+def asking(
+    llm: LLM,
+    upcoming: Upcoming,
+    request: Sequence[ChatMessage],
+    *,
+    accept_cut_off: bool,
+    given: Backend | None = None,
+) -> Coroutine[Any, Any, str]:
+    """What an LLM answers to a request for a summary, asked on the lane.
+
+    Where its server can be reached it is paced, gives way to the agent's calls, and can be cancelled; else the LLM
+    object is asked in a thread.
+
+    Args:
+        llm: whom to ask.
+        upcoming: the memory's next prompt, which the summary is for: its key at the backend, and its ledger.
+        request: the messages.
+        accept_cut_off: take an answer that ran into the length limit.
+        given: the server, where the user has made a backend of it.
+
+    Raises:
+        SummaryRejectedError: the answer is empty, cut off, or calls tools.
+        BackendError: the server fails.
+    """
+    return _ask(llm, upcoming, list(request), accept_cut_off, given_for(given, llm) or backend_for(llm))
+
+
+async def _ask(llm: LLM, upcoming: Upcoming, request: list[ChatMessage], accept_cut_off: bool, backend: Backend) -> str:
+    limit = llm.metadata.num_output
+    most = limit if limit > 0 else _MOST
+    if not isinstance(backend, ObjectBackend):
+        codec = LlamaIndexCodec(to_wire_of(llm))
+        answer = await backend.generate(
+            *(upcoming.session, [codec.wire(m) for m in request], prompt_for(llm, {})),
+            max_tokens=most,
+            lookahead=True,
+            extends_main=False,
+        )
+        reused = max(0, answer.usage.cached_tokens or 0)
+        upcoming.ledger.add(
+            prefilled_tokens=max(0, answer.usage.prompt_tokens - reused),
+            reused_tokens=reused,
+            generated_tokens=max(0, answer.usage.completion_tokens),
+        )
+        return checked(answer, most, accept_cut_off=accept_cut_off)
+    one = quiet(llm)
+    if limit <= 0:
+        one = one.model_copy(update=limited(one, most))
+    response = await in_thread(lambda: one.chat(request))
+    text = response.message.content or ""
+    if not text.strip():
+        raise SummaryRejectedError("the LLM's summary is empty; the messages are kept")
+    return text

@@ -1,0 +1,302 @@
+"""The newest messages as they are, and a summary of those before them, written ahead of time."""
+
+# LlamaIndex's own annotations are partial.
+# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownLambdaType=false, reportUnknownParameterType=false
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from llama_index.core.base.llms.types import ChatMessage, MessageRole
+from llama_index.core.memory import ChatSummaryMemoryBuffer as BuiltIn
+from pydantic import Field, PrivateAttr
+
+from smoothagent import Backend
+from smoothagent.harmless import harmless
+from smoothagent_llamaindex.aside import unseen
+from smoothagent_llamaindex.codec import alike, is_summary, summary_message
+from smoothagent_llamaindex.memory.buffer import answers
+from smoothagent_llamaindex.memory.counts import Counts
+from smoothagent_llamaindex.memory.lock import Lock
+from smoothagent_llamaindex.memory.running import RunningSummary, asking
+from smoothagent_llamaindex.memory.upcoming import Upcoming
+
+log = logging.getLogger("smoothagent")
+
+
+class ChatSummaryMemoryBuffer(BuiltIn):
+    """``ChatSummaryMemoryBuffer`` whose summaries are written while the user reads, and whose next prompt is warm then.
+
+    The built-in summarizes inside of ``get``, on every turn once the limit is reached, and loses what is put into the
+    store meanwhile. Here a summary is begun when the next turn is expected to reach ``token_limit``, of so much that
+    half of the limit stays verbatim, and taken by the first ``get`` after that. Where it is late, the messages go on as
+    they are, up to a quarter above the limit; there it is waited for, at most 30 s, and then made as the built-in does.
+    A summary that fails leaves everything as it is. System messages that stand first are kept in front of it.
+
+    Attributes:
+        soft: where a summary is begun, as a fraction of the limit; default when the next turn will reach it.
+        keep: how much stays verbatim at least, as a fraction of the limit.
+        strict: summarize exactly at the limit and what is beyond it, as the built-in does, waiting for it.
+        accept_cut_off: take a summary that ran into the LLM's length limit; otherwise it is rejected.
+        warm: prefill ahead; default yes, except at hosted endpoints.
+        backend: the agent's server, if you have one made; default one that is made from the LLM that calls.
+    """
+
+    soft: float | None = Field(default=None, gt=0, lt=1)
+    keep: float = Field(default=0.5, gt=0, lt=1)
+    strict: bool = False
+    accept_cut_off: bool = False
+    warm: bool | None = None
+    backend: Any = Field(default=None, exclude=True)
+    _upcoming: Upcoming = PrivateAttr(default_factory=Upcoming)
+    _running: RunningSummary = PrivateAttr(default_factory=RunningSummary)
+    _lock: Lock = PrivateAttr(default_factory=Lock)
+    _size: int | None = PrivateAttr(default=None)
+    _growth: int = PrivateAttr(default=0)
+    _room: int | None = PrivateAttr(default=None)
+    _last: tuple[int, ChatMessage | None] = PrivateAttr(default=(0, None))
+    _counts: Counts = PrivateAttr(default_factory=Counts)
+
+    @classmethod
+    def from_defaults(
+        cls,
+        *args: Any,
+        soft: float | None = None,
+        keep: float = 0.5,
+        strict: bool = False,
+        accept_cut_off: bool = False,
+        warm: bool | None = None,
+        backend: Backend | None = None,
+        **built_in: Any,
+    ) -> ChatSummaryMemoryBuffer:
+        """As the built-in; the rest as above. Raises ValueError for fractions that are none."""
+        for name, value in (("soft", soft), ("keep", keep)):
+            if value is not None and not 0 < value < 1:
+                raise ValueError(f"{name}={value}: a fraction of token_limit, between 0 and 1")
+        made = super().from_defaults(*args, **built_in)
+        assert isinstance(made, ChatSummaryMemoryBuffer)
+        made.soft, made.keep, made.strict = soft, keep, strict
+        made.accept_cut_off, made.warm, made.backend = accept_cut_off, warm, backend
+        return made
+
+    def get(self, input: str | None = None, initial_token_count: int = 0, **kwargs: Any) -> list[ChatMessage]:  # noqa: A002
+        """As the built-in, with the summary that is due, if it is ready."""
+        del input, kwargs
+        history = list(self.get_all())
+        if not history:
+            return []
+        limit = self.token_limit
+        if self.count_initial_tokens:
+            if initial_token_count > limit:
+                raise ValueError("Initial token count exceeds token limit")
+            limit -= initial_token_count
+        self._room = limit
+        # An agent asks again before each call of a run. Within one its prompt goes on as it began.
+        if not self._is_as_given(history):
+            history = self._given(history, limit)
+        self._last = (len(history), history[-1])
+        self._upcoming.watch(history, warm=self.warm, given=self.backend)
+        return history
+
+    def _is_as_given(self, history: Sequence[ChatMessage]) -> bool:
+        length, newest = self._last
+        return newest is not None and length == len(history) and alike(newest, history[-1])
+
+    def put(self, message: ChatMessage) -> None:
+        """As the built-in."""
+        with self._lock:
+            super().put(message)
+        if answers(message):
+            self._saved(self.get_all())
+
+    def put_messages(self, messages: list[ChatMessage]) -> None:
+        """As the built-in."""
+        with self._lock:
+            for message in messages:
+                super().put(message)
+        if messages and answers(messages[-1]):
+            self._saved(self.get_all())
+
+    async def aput(self, message: ChatMessage) -> None:
+        """As the built-in."""
+        async with self._lock:
+            await super().aput(message)
+        if answers(message):
+            self._saved(await self.chat_store.aget_messages(self.chat_store_key))
+
+    def set(self, messages: list[ChatMessage]) -> None:
+        """As the built-in: another history."""
+        with self._lock:
+            super().set(messages)
+        self._forget()
+
+    def reset(self) -> None:
+        """As the built-in."""
+        with self._lock:
+            super().reset()
+        self._forget()
+        self._upcoming.forget()
+
+    def flush(self) -> None:
+        """Wait for the summary that is due, at most 30 s, and put it in its place: before the memory is saved."""
+        history, limit = list(self.get_all()), self._limit
+        if self._is_due(history, limit):
+            self._running.wait(due=True)
+            self._taken(history, limit)
+
+    # ---- at the limit --------------------------------------------------------------------------
+
+    def _given(self, history: list[ChatMessage], limit: int) -> list[ChatMessage]:
+        """What an agent is given of ``history``, which may be shorter afterwards."""
+        if not self._is_due(history, limit):
+            return history
+        if self.llm is None:  # what is too much is dropped
+            return self._replaced(history, history[: _pinned(history)], self._split(history, limit)[1])
+        size, running = self._tokens(history), self._running
+        fits = running.fits("", history)
+        late = self.strict or size > limit * 1.25
+        if fits:
+            running.wait(due=late)
+            taken = self._taken(history, limit)
+            if taken is not None:
+                return taken
+        if fits and running.busy and not late:
+            return history  # it comes with a later turn
+        return self._on_the_spot(history, limit)
+
+    def _taken(self, history: list[ChatMessage], limit: int) -> list[ChatMessage] | None:
+        """The history with the summary that is ready in its place; None where there is none that fits."""
+        taken = self._running.take("", history)
+        if taken is None:
+            return None
+        pinned = _pinned(history)
+        head = [*history[:pinned], summary_message(taken.text)]
+        if self._tokens([*head, *history[taken.covered :]]) > limit:
+            log.info("a summary that was prepared leaves more than %d tokens: another one is made", limit)
+            return None
+        return self._replaced(history, head, history[taken.covered :])
+
+    def _on_the_spot(self, history: list[ChatMessage], limit: int) -> list[ChatMessage]:
+        """As the built-in, here and now; one that fails or is empty leaves everything as it is."""
+        pinned = _pinned(history)
+        head, tail = self._split(history, limit)
+        covered = head[pinned:]
+        if len(covered) == 1 and is_summary(covered[0]):
+            return history  # there is nothing new to be said
+        try:
+            with unseen():
+                text = self._summarize_oldest_chat_history(covered).content or ""
+        except Exception as error:
+            log.warning("a summary failed, the messages are kept as they are: %r", error)
+            return history
+        if not text.strip():
+            log.warning("the LLM's summary is empty, the messages are kept as they are")
+            return history
+        return self._replaced(history, [*history[:pinned], summary_message(text)], tail)
+
+    def _split(self, history: list[ChatMessage], limit: int) -> tuple[list[ChatMessage], list[ChatMessage]]:
+        """What the built-in would summarize, after the system messages that stand first, and what it would keep."""
+        sizes, start, kept = [self._tokens([m]) for m in history], len(history), 0
+        while start > 0 and kept + sizes[start - 1] <= limit:
+            start -= 1
+            kept += sizes[start]
+        while start < len(history) and history[start].role in (MessageRole.ASSISTANT, MessageRole.TOOL):
+            start += 1
+        if start == len(history):
+            # The built-in would summarize the question, too, and ask nothing.
+            start = max((i for i, m in enumerate(history) if m.role == MessageRole.USER), default=start)
+        start = max(_pinned(history), start)
+        return history[:start], history[start:]
+
+    def _is_due(self, history: list[ChatMessage], limit: int) -> bool:
+        head, _ = self._split(history, limit)
+        return len(head) > _pinned(history)
+
+    def _replaced(
+        self, history: list[ChatMessage], head: list[ChatMessage], tail: list[ChatMessage]
+    ) -> list[ChatMessage]:
+        """The store with ``head`` and ``tail`` in the place of ``history``, if that is what it still holds."""
+        with self._lock:
+            present = list(self.get_all())
+            if len(present) < len(history) or not all(map(alike, history, present)):
+                return present  # another history, meanwhile
+            put = present[len(history) :]
+            self.chat_store.set_messages(self.chat_store_key, [*head, *tail, *put])
+        self._size = self._tokens([*head, *tail])
+        return [*head, *tail]
+
+    # ---- before it -----------------------------------------------------------------------------
+
+    @property
+    def _limit(self) -> int:
+        return self.token_limit if self._room is None else self._room
+
+    def _saved(self, stored: Sequence[ChatMessage]) -> None:
+        """A turn is complete: begin what the next one will need. It must not cost the turn."""
+        if self.llm is None or self.strict:
+            return
+        with harmless("a memory's next summary"):
+            self._prepare(list(stored))
+
+    def _prepare(self, history: list[ChatMessage]) -> None:
+        size, running = self._tokens(history), self._running
+        self._growth = max(0, size - self._size) if self._size is not None else size
+        self._size = size
+        if running.failed() or running.hangs():
+            running.take("", history)  # says so
+            running.drop()
+        if running.fits("", history):
+            self._warm_ahead(history)  # with what has come
+            return
+        limit = self._limit
+        near = size + self._growth > limit or (self.soft is not None and size >= self.soft * limit)
+        cut = self._cut(history, limit) if near else 0
+        if cut:
+            self._begin(history, cut)
+
+    def _cut(self, history: list[ChatMessage], limit: int) -> int:
+        """The last user message that leaves as much as should stay by the time the limit is reached."""
+        missing = max(0, limit - self._tokens(history))
+        wanted, kept, pinned = self.keep * limit - missing, 0, _pinned(history)
+        for i in reversed(range(pinned + 1, len(history))):
+            kept += self._tokens([history[i]])
+            if kept >= wanted and history[i].role == MessageRole.USER:
+                # What is there already is summarized again only together with something new.
+                return i if not is_summary(history[i - 1]) else 0
+        return 0
+
+    def _begin(self, history: list[ChatMessage], cut: int) -> None:
+        llm, covered = self.llm, history[_pinned(history) : cut]
+        assert llm is not None
+        request = [
+            ChatMessage(role=MessageRole.SYSTEM, content=self.summarize_prompt),
+            ChatMessage(role=MessageRole.USER, content=self._get_prompt_to_summarize(covered)),
+        ]
+        writing = asking(llm, self._upcoming, request, accept_cut_off=self.accept_cut_off, given=self.backend)
+        # What stands before it counts, too: it is a summary of this history.
+        future = self._running.start(self._upcoming.lane, writing, history[:cut], "")
+        future.add_done_callback(lambda _: self._upcoming.lane.call(self._warm_ahead, history))
+
+    def _warm_ahead(self, history: Sequence[ChatMessage]) -> None:
+        """Warm what the next prompt will begin with once the summary is taken."""
+        text = self._running.ready()
+        if text is not None and self._running.fits("", history):
+            pinned = _pinned(history)
+            self._upcoming.expect([*history[:pinned], summary_message(text), *history[self._running.covers :]])
+
+    def _tokens(self, messages: Sequence[ChatMessage]) -> int:
+        return sum(self._counts.of(str(m.content), self.tokenizer_fn) for m in messages)
+
+    def _forget(self) -> None:
+        self._running.drop()
+        self._size, self._growth, self._room = None, 0, None
+        self._last = (0, None)
+
+
+def _pinned(history: Sequence[ChatMessage]) -> int:
+    """How many system messages stand first that are no summary of ours: they are never summarized."""
+    end = next((i for i, m in enumerate(history) if m.role != MessageRole.SYSTEM or is_summary(m)), len(history))
+    return end if end < len(history) else 0

@@ -1,0 +1,119 @@
+"""The next prompt that a memory is part of, warmed ahead."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.llms import LLM
+
+from smoothagent import Backend, upcoming
+from smoothagent.harmless import harmless
+from smoothagent.lane import Lane
+from smoothagent_llamaindex.aside import AsideBackend
+from smoothagent_llamaindex.codec import LlamaIndexCodec, alike
+from smoothagent_llamaindex.models import backend_for, given_for, prompt_for, to_wire_of
+from smoothagent_llamaindex.seen import SEEN, Shape
+
+_WATCHED = 60.0
+"""Seconds after which a call is not taken any more for the one that a history was given for."""
+_SILENT = 120.0
+"""Seconds after which a call that nothing is heard of is taken to be over: a stream may never be read."""
+
+
+class Upcoming(upcoming.Upcoming[ChatMessage]):
+    """The next prompt of one memory's agent: what is certain of it is prefilled before the user has spoken.
+
+    A memory is told nothing of the prompt, so the call is looked at as it is made (`smoothagent_llamaindex.seen`): it
+    is known by the history in it. It is also what the work here gives way to.
+
+    Args:
+        lane: where it is done.
+
+    Attributes:
+        shape: the last call, where one was seen.
+    """
+
+    def __init__(self, lane: Lane | None = None) -> None:
+        super().__init__(lane)
+        self.shape: Shape | None = None
+        self._history: list[ChatMessage] = []
+        self._watched_at = 0.0
+        self._warms: bool | None = None
+        self._given: Backend | None = None
+        self._llm: LLM | None = None
+        self._gets = 0
+        self._waiting: concurrent.futures.Future[None] | None = None
+
+    def watch(self, history: Sequence[ChatMessage], *, warm: bool | None, given: Backend | None = None) -> None:
+        """An agent is about to send ``history``; ``given`` is its server, where the user has made a backend of it."""
+        self._history, self._warms, self._given = list(history), warm, given
+        self._watched_at = time.monotonic()
+        SEEN.watch(self)
+
+    def expect(self, history: Sequence[ChatMessage]) -> None:
+        """The agent's next prompt will hold ``history``."""
+        if self.shape is None:
+            self._gets += 1
+            if self._gets > 1:
+                self.say_once("seen", "nothing is warmed: no call of an LLM was seen that holds what the memory gave")
+            return
+        with harmless("a memory's next prompt"):
+            self.warm(self.shape.opening(history), self.shape.prompt)
+
+    def forget(self) -> None:
+        """The conversation is over."""
+        SEEN.forget(self)
+        self.shape = None
+        super().forget()
+
+    # ---- what is seen --------------------------------------------------------------------------
+
+    def shape_in(self, llm: LLM, messages: Sequence[ChatMessage], params: Mapping[str, Any]) -> Shape | None:
+        """Where the history stands in a call; None where the call is not the agent's, or it stands there twice."""
+        history = self._history
+        if not history or time.monotonic() > self._watched_at + _WATCHED:
+            return None
+        starts = [
+            start
+            for start in range(len(messages) - len(history) + 1)
+            if all(map(alike, history, messages[start : start + len(history)]))
+        ]
+        return Shape(llm, list(messages[: starts[0]]), prompt_for(llm, params)) if len(starts) == 1 else None
+
+    def sent(self, shape: Shape) -> None:
+        """The agent has called its LLM."""
+        if shape.llm is not self._llm:
+            self._llm = shape.llm
+            backend = given_for(self._given, shape.llm) or backend_for(shape.llm, warm=self._warms)
+            idle = isinstance(backend, AsideBackend) and not backend.prefills
+            self.serve(backend, LlamaIndexCodec(to_wire_of(shape.llm)), prefills=not idle)
+        self.shape = shape
+        self.stop()
+        if self.backend is not None:
+            self.backend.main_arrived(self.session)
+            self._waiting = self.lane.spawn(self._give_up_waiting())
+
+    def first_token(self) -> None:
+        """It is being answered."""
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None and self.backend is not None:
+            waiting.cancel()
+            self.backend.main_first_token(self.session)
+
+    def ended(self, answer: ChatMessage | None) -> None:
+        """It has ended."""
+        del answer
+        self.first_token()
+        if self.backend is not None:
+            self.backend.main_done(self.session)
+
+    async def _give_up_waiting(self) -> None:
+        await asyncio.sleep(_SILENT)
+        self.first_token()
+        if self.backend is not None:
+            self.backend.main_done(self.session)
