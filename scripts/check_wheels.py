@@ -53,7 +53,8 @@ OPTIONAL = {
         "classic": "classic",
         "deepagents": "deepagents",
         "langmem": "langmem",
-    }
+    },
+    "smoothagent-llamaindex": {"bench": "harness"},
 }
 """Extras of a member, by the module that needs what they bring: imported only where the extra is installed."""
 
