@@ -19,7 +19,7 @@ from agent_server import AgentServer
 from smoothagent_bench import EmbeddedEngine, find_model
 from smoothagent_langchain import KeepRecentMiddleware
 
-TURNS = 14
+TURNS = 10
 OUTPUT = "def run(self, number): return [number * i for i in range(12) if i % 2] or None\n" * 2
 
 
@@ -63,4 +63,4 @@ def test_the_window_that_is_sent_is_the_one_that_was_warmed() -> None:
         newest = sum(len(str(m.content)) for m in usage["messages"][-1:] if isinstance(m, ToolMessage)) // 2
         assert prompt - cached <= newest + 40
         cuts += len(usage["messages"]) < len(before["messages"])
-    assert cuts >= 3
+    assert cuts >= 2

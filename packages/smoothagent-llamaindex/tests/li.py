@@ -24,6 +24,8 @@ Strategy = Callable[[], LookaheadStrategy]
 
 def llm_of(server: AgentServer, **more: Any) -> OpenAILike:
     given: dict[str, Any] = {"max_retries": 0, "context_window": 100_000, "is_function_calling_model": True, **more}
+    # LlamaIndex never closes its clients, and a connection that is kept is reported as lost when its loop has ended.
+    given.setdefault("default_headers", {"Connection": "close"})
     return OpenAILike(model="m", api_base=server.url, api_key="x", is_chat_model=True, **given)
 
 

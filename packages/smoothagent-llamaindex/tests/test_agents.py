@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import gc
 import pickle
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -16,17 +18,21 @@ from typing import Any
 import pytest
 from llama_index.core.agent.workflow import AgentStream, AgentWorkflow
 from llama_index.core.agent.workflow import FunctionAgent as BuiltIn
-from llama_index.core.base.llms.types import ChatMessage, ChatResponse, LLMMetadata
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse, LLMMetadata, ToolCallBlock
 from llama_index.core.instrumentation.span_handlers import SimpleSpanHandler
 from llama_index.core.llms import CustomLLM, MockLLM
 from llama_index.core.memory import ChatMemoryBuffer
+from llama_index.core.tools import FunctionTool
 from llama_index.core.workflow import Context
 from llama_index_instrumentation import get_dispatcher
+from pydantic import BaseModel
 
 from agent_server import AgentServer, serving
 from li import OUTPUT, llm_of, played, said, tool_of, turns_of, warmed_before, watch
 from smoothagent import ConfigurationError, KeepRecent, Offload, OffloadStore, SlidingWindow, Summarize
-from smoothagent_llamaindex import CodeActAgent, FunctionAgent, ReActAgent, read_offloaded, with_lookahead
+from smoothagent.read_tool import has_read_tool
+from smoothagent_llamaindex import CodeActAgent, Delegate, FunctionAgent, ReActAgent, read_offloaded, with_lookahead
+from smoothagent_llamaindex.models import prompt_for
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -438,3 +444,150 @@ def test_the_built_in_agent_takes_the_llm_too() -> None:
     assert [turns_of(b) for b in server.main][5:] == [4] * 8
     for body in server.main[8:]:
         assert warmed_before(server, body) >= len(body["messages"]) - 1
+
+
+def test_summaries_of_an_llm_that_only_its_object_reaches() -> None:
+    class Writes(Own):
+        def chat(self, messages: Any, **kwargs: Any) -> ChatResponse:
+            summary = str(messages[-1].content).startswith("Sum up")
+            self.asked.append(-1 if summary else len(messages))
+            return ChatResponse(message=said("assistant", "SUMMARY of it" if summary else f"an answer {OUTPUT}"))
+
+    own = Writes()
+    llm = with_lookahead(
+        own, lambda: Summarize(600, keep=100, max_tokens=50, question="Sum up.", keep_latest_user=False)
+    )
+    history = [said("system", "S")]
+    for i in range(12):
+        history = [*history, said("user", f"q{i}")]
+        history = [*history, llm.chat(history).message]
+    assert -1 in own.asked
+    assert max(own.asked) <= 18
+    assert own.asked[-1] <= 14
+
+
+class Streams(Own):
+    """One whose methods call each other, as LlamaIndex's own custom LLMs do."""
+
+    def stream_chat(self, messages: Any, **kwargs: Any) -> Any:
+        response = self.chat(messages, **kwargs)
+        yield ChatResponse(message=response.message, delta=response.message.content)
+
+
+def test_an_llm_whose_methods_call_each_other_is_asked_once() -> None:
+    own = Streams()
+    llm = with_lookahead(own, lambda: KeepRecent(2, at_turns=4))
+    held: Any = llm
+
+    async def main() -> None:
+        history = [said("system", "S")]
+        for i in range(6):
+            history = [*history, said("user", f"q{i}")]
+            if i % 2:
+                history = [*history, (await llm.achat(history)).message]
+                continue
+            answers: list[ChatMessage] = []
+            async for response in await llm.astream_chat(history):
+                answers.append(response.message)
+                # Whoever reads is not inside of the call.
+                llm.chat([said("user", "another's"), said("assistant", "a"), said("user", "b")])
+            history = [*history, answers[-1]]
+        assert len(held._lookahead.conversations.pool) == 2
+
+    asyncio.run(main())
+    assert len(own.asked) == 6 + 3
+
+
+def test_what_an_llm_was_given_before_stays() -> None:
+    helper = BuiltIn(name="helper", tools=[], llm=MockLLM())
+    first: Any = with_lookahead(MockLLM(), lambda: KeepRecent(2, at_turns=4))
+    agent: Any = FunctionAgent(tools=[], llm=first, delegates={"t": Delegate(helper, field="prompt")})
+    assert agent.llm._lookahead.conversations is first._lookahead.conversations
+    again: Any = with_lookahead(agent.llm, lambda: KeepRecent(3, at_turns=6))
+    assert again._lookahead.delegates is agent.llm._lookahead.delegates
+    assert again._lookahead.conversations is not first._lookahead.conversations
+
+
+def test_impossible_arguments_are_refused_where_they_are_given() -> None:
+    one = KeepRecent(2, at_turns=4)
+    with pytest.raises(ConfigurationError, match="the same KeepRecent again"):
+        with_lookahead(MockLLM(), lambda: one)
+    with pytest.raises(ConfigurationError, match="the ceiling must be at least hard"):
+        with_lookahead(MockLLM(), lambda: Summarize(2000), ceiling=1000)
+
+
+def test_a_conversation_ends_with_its_memory() -> None:
+    """Or a run would hold the server's slots until it has long been idle."""
+
+    async def main() -> Any:
+        with serving(AgentServer(turns=4)) as server:
+            agent: Any = FunctionAgent(
+                tools=[tool_of(server)], llm=llm_of(server), strategy=lambda: KeepRecent(3, at_turns=6)
+            )
+            watch(server, agent.llm)
+            await agent.run(user_msg="the task", max_iterations=100)
+            return agent.llm._lookahead.conversations
+
+    conversations = asyncio.run(main())
+    for _ in range(200):
+        gc.collect()
+        if not len(conversations.pool):
+            break
+        time.sleep(0.01)
+    assert len(conversations.pool) == 0
+
+
+def test_structured_output_is_no_part_of_the_conversation() -> None:
+    class Answer(BaseModel):
+        number: int
+
+    async def main() -> tuple[AgentServer, Any]:
+        with serving(AgentServer(turns=5)) as server:
+            made = server.answer
+
+            def answer(body: dict[str, Any]) -> tuple[dict[str, Any], str]:
+                message, why = made(body)
+                if [t["function"]["name"] for t in body.get("tools", [])] == ["Answer"]:
+                    call = {"id": "1", "type": "function", "function": {"name": "Answer", "arguments": '{"number": 7}'}}
+                    return {"role": "assistant", "content": None, "tool_calls": [call]}, "tool_calls"
+                return message, why
+
+            server.answer = answer
+            agent: Any = FunctionAgent(
+                tools=[tool_of(server)],
+                llm=llm_of(server),
+                output_cls=Answer,
+                strategy=lambda: KeepRecent(3, at_turns=6),
+            )
+            watch(server, agent.llm)
+            result = await agent.run(user_msg="the task", max_iterations=100)
+            assert len(agent.llm._lookahead.conversations.pool) <= 1
+            return server, result
+
+    _, result = asyncio.run(main())
+    assert result.structured_response == {"number": 7}
+
+
+def test_tools_in_an_llms_own_form_are_known_by_name() -> None:
+    class Declared:
+        name = "read_offloaded"
+
+    class Googles:
+        function_declarations = [Declared()]  # noqa: RUF012
+
+    prompt = prompt_for(MockLLM(), {"tools": [Googles(), {"name": "flat"}, FunctionTool.from_defaults(lambda: "")]})
+    assert [t.get("name") or t["function"]["name"] for t in prompt.tools][:2] == ["read_offloaded", "flat"]
+    assert has_read_tool(prompt)
+
+
+def test_results_whose_calls_have_no_ids_are_paired() -> None:
+    """Ollama gives its calls none, and LlamaIndex answers them with the tool's name."""
+    own = Own()
+    llm = with_lookahead(own, lambda: KeepRecent(2, at_turns=4))
+    history = [said("system", "S"), said("user", "u")]
+    for _ in range(8):
+        call: Any = ToolCallBlock(tool_name="look", tool_kwargs={"n": 1})
+        history = [*history, ChatMessage(role="assistant", blocks=[call])]
+        history = [*history, said("tool", "r", additional_kwargs={"tool_call_id": "look"})]
+        llm.chat(history)
+    assert max(own.asked) <= 2 + 2 * 4

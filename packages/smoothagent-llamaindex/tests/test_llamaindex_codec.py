@@ -146,7 +146,6 @@ def test_what_shapes_the_tokens_is_taken_from_the_llms_own_parameters() -> None:
     prompt = prompt_for(llm, {"tools": tools, "tool_choice": "auto"})
     assert (prompt.model, list(prompt.tools)) == ("m", tools)
     assert prompt.params == {
-        "tool_choice": "auto",
         "extra_body": {"chat_template_kwargs": {"a": 1}},
         "temperature": 0.5,
     }

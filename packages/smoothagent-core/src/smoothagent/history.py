@@ -155,14 +155,21 @@ class History(Generic[M]):
 
     def _answered(self, message: Message) -> tuple[int, int] | None:
         """The open call that a tool result answers: (message, call in it)."""
-        waiting = self._open.get(message.tool_call_id or "") if message.role == "tool" else None
+        waiting = self._waiting(message)
         return waiting[-1] if waiting else None
+
+    def _waiting(self, message: Message) -> list[tuple[int, int]] | None:
+        """The open calls of a tool result's id, or else those without one (as `smoothagent.turns.answers` says)."""
+        if message.role != "tool":
+            return None
+        return self._open.get(message.tool_call_id or "") or self._open.get("")
 
     def _link(self, i: int, message: Message) -> None:
         for k, call in enumerate(message.tool_calls):
             self._open.setdefault(call.id, []).append((i, k))
-        if self._answered(message) is not None:
-            self._open[message.tool_call_id or ""].pop()
+        waiting = self._waiting(message)
+        if waiting:
+            waiting.pop()
 
 
 def _uncounted(message: Message) -> str:

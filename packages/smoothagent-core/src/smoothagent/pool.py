@@ -89,6 +89,12 @@ class RuntimePool(Generic[M]):
             self._runtimes[session] = (found[0], self._clock())
             return found[0]
 
+    def peek(self, session: str) -> LookaheadRuntime[M] | None:
+        """The runtime of ``session`` if there is one; looking is no use."""
+        with self._lock:
+            found = self._runtimes.get(session)
+            return None if found is None else found[0]
+
     def drop(self, session: str) -> None:
         """Close one conversation, if it is there."""
         with self._lock:

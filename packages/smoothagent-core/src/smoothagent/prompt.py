@@ -51,6 +51,9 @@ def prompt_of(params: Mapping[str, Any], added: Mapping[str, Any] | None = None)
     """
     added = added or {}
     shaping = {k: params[k] for k in SHAPING if params.get(k) is not None}
+    if shaping.get("tool_choice") != "none":
+        # Which tool has to be called is no part of the tokens; only without any may a template leave them all out.
+        shaping.pop("tool_choice", None)
     extra = dict(shaping.pop("extra_body", None) or {})
     extra = {k: v for k, v in extra.items() if k not in added or added[k] != v}
     if extra:

@@ -13,7 +13,9 @@ Answer = tuple[int, int]
 def answers(history: Sequence[Message]) -> list[Answer | None]:
     """For each message, the call it answers; None for all but tool results.
 
-    Ids may be minted anew every turn, so the nearest earlier call with the id that is still open counts.
+    Ids may be minted anew every turn, so the nearest earlier call with the id that is still open counts. A result with
+    an id that no open call has answers the nearest call without one: some servers give calls none, and the framework
+    puts another in its place.
     """
     open_calls: dict[str, list[Answer]] = {}
     out: list[Answer | None] = []
@@ -22,7 +24,7 @@ def answers(history: Sequence[Message]) -> list[Answer | None]:
             open_calls.setdefault(call.id, []).append((i, k))
         found: Answer | None = None
         if message.role == "tool":
-            waiting = open_calls.get(message.tool_call_id or "")
+            waiting = open_calls.get(message.tool_call_id or "") or open_calls.get("")
             if waiting:
                 found = waiting.pop()
         out.append(found)

@@ -21,6 +21,8 @@ from smoothagent.unshared import Unshared
 M = TypeVar("M")
 log = logging.getLogger("smoothagent")
 
+_CANDIDATES = 2
+"""Prompts that are warmed where it is not known which will come."""
 _HELD = 120.0
 """Seconds for which what was warmed is held."""
 
@@ -79,17 +81,35 @@ class Upcoming(Unshared, Generic[M]):
             self._lane.call(before.release, self.session)
         weakref.finalize(self, self._lane.later, backend.release, self.session).atexit = False
 
-    def warm(self, opening: Sequence[M], prompt: Prompt) -> None:
-        """The next request begins with ``opening``."""
+    def warm(self, prompt: Prompt, *openings: Sequence[M]) -> None:
+        """The next request begins with one of ``openings``, the likeliest first.
+
+        A server that keeps one prefix for a conversation, in a slot, gets the first; others get two.
+        """
         if self._backend is None or self._codec is None or self._off:
             return
         self.stop()
-        self._future = self._lane.spawn(self._warm(self._backend, self._codec, opening, prompt))
+        self._future = self._lane.spawn(self._warm(self._backend, self._codec, prompt, openings))
 
     def stop(self) -> None:
         """Nothing more is warmed; what is warm is held on for a while."""
         if self._future is not None:
             self._future.cancel()
+
+    def hold(self) -> None:
+        """What is warm is in use: it is not let go until `rest`."""
+        if self._letting_go is not None:
+            self._letting_go.cancel()
+
+    def rest(self) -> None:
+        """It is in use no more, and is let go after a while."""
+        if self._backend is not None:
+            self._let_go_later(self._backend)
+
+    def hurry(self) -> None:
+        """Somebody waits for what is being done here."""
+        if self._backend is not None:
+            self._lane.spawn(self._promote(self._backend))
 
     def forget(self) -> None:
         """The conversation is over."""
@@ -103,23 +123,34 @@ class Upcoming(Unshared, Generic[M]):
             self._said.add(topic)
             log.info("memory %s: %s", self.session, text)
 
-    async def _warm(self, backend: Backend, codec: Codec[M], opening: Sequence[M], prompt: Prompt) -> None:
+    async def _warm(self, backend: Backend, codec: Codec[M], prompt: Prompt, openings: Sequence[Sequence[M]]) -> None:
         if self._letting_go is not None:
             self._letting_go.cancel()
         try:
-            if not (await backend.caps()).prefill:
+            caps = await backend.caps()
+            if not caps.prefill:
                 self._off = True
                 self.say_once("prefill", "nothing is warmed: the model's server is not known to keep prefixes")
                 return
-            usage = await backend.prefill(self.session, [codec.wire(message) for message in opening], prompt)
-            reused = max(0, usage.cached_tokens or 0)
-            self.ledger.add(prefilled_tokens=max(0, usage.prompt_tokens - reused), reused_tokens=reused)
+            for opening in openings[: 1 if caps.server == "llama.cpp" else _CANDIDATES]:
+                usage = await backend.prefill(self.session, [codec.wire(message) for message in opening], prompt)
+                reused = max(0, usage.cached_tokens or 0)
+                self.ledger.add(prefilled_tokens=max(0, usage.prompt_tokens - reused), reused_tokens=reused)
         except Exception as error:  # whatever it was, the next call is as cold as without us
             self.say_once("warming", f"warming failed, the next call is cold: {error!r}")
         finally:
-            if self._letting_go is not None:
-                self._letting_go.cancel()  # of one that was stopped, and ended later than this one began
-            self._letting_go = self._lane.spawn(self._let_go(backend))
+            self._let_go_later(backend)
+
+    def _let_go_later(self, backend: Backend) -> None:
+        if self._letting_go is not None:
+            self._letting_go.cancel()  # of one that was stopped, and ended later than this one began
+        self._letting_go = self._lane.spawn(self._let_go(backend))
+
+    async def _promote(self, backend: Backend) -> None:
+        try:
+            await backend.promote(self.session)
+        except Exception as error:  # it only makes it faster
+            log.debug("memory %s: promoting its work failed: %r", self.session, error)
 
     async def _let_go(self, backend: Backend) -> None:
         """Lease what is warm to nobody else for a while; a conversation that rests holds no slot."""

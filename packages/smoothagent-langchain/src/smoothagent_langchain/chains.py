@@ -69,7 +69,7 @@ class Upcoming(upcoming.Upcoming[BaseMessage]):
             self._say_why()
             return
         with harmless("a chain's next prompt"):
-            self.warm(self._shape.opening(history), self._shape.prompt)
+            self.warm(self._shape.prompt, self._shape.opening(history))
 
     def forget(self) -> None:
         """The conversation is over."""

@@ -19,11 +19,11 @@ from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.memory import BaseMemory
 
 from smoothagent import Backend, LookaheadStrategy
-from smoothagent_llamaindex.conversations import conversation_named
+from smoothagent_llamaindex.conversations import conversation_named, ended
 from smoothagent_llamaindex.isolation import Delegate
-from smoothagent_llamaindex.llm import LookaheadMixin, with_lookahead
+from smoothagent_llamaindex.llm import LookaheadMixin, lookahead_of, with_lookahead
 
-_names: dict[int, tuple[weakref.ref[Any], str]] = {}
+_names: dict[int, tuple[weakref.ref[Any], str, set[str]]] = {}
 """Names of the objects that hold a conversation, by identity: pydantic's objects cannot be looked up."""
 
 
@@ -122,6 +122,7 @@ def _look_ahead(
     if strategy is None and not delegates:
         return
     agent.llm = with_lookahead(agent.llm, strategy, delegates=delegates, warm=warm, backend=backend)
+    lookahead_of(agent.llm).named_only = True
     for delegate in (delegates or {}).values():
         if not isinstance(delegate.agent.llm, LookaheadMixin):
             # So that the sub-agent's first call is known when it comes.
@@ -133,23 +134,25 @@ async def _name_of(agent: BaseWorkflowAgent, ctx: Any, memory: BaseMemory | None
     if not isinstance(agent.llm, LookaheadMixin):
         return None
     session = getattr(memory, "session_id", None)
-    if isinstance(session, str):
-        return f"{agent.name}/{session}"
     store: Any = getattr(memory, "chat_store", None)
-    key = str(getattr(memory, "chat_store_key", ""))
-    holder = store if store is not None else memory if memory is not None else ctx
-    return f"{agent.name}/{key}/{_named(holder)}"
+    holder = memory if isinstance(session, str) else store if store is not None else memory or ctx
+    part = session if isinstance(session, str) else str(getattr(memory, "chat_store_key", ""))
+    return _named(holder, f"{agent.name}/{part}")
 
 
-def _named(holder: object) -> str:
-    found = _names.get(id(holder))
-    if found is not None and found[0]() is holder:
-        return found[1]
+def _named(holder: object, part: str) -> str:
+    """A name for a part of what an object holds, for as long as that lives."""
     number = id(holder)
+    found = _names.get(number)
+    if found is None or found[0]() is not holder:
+        name, parts = uuid.uuid4().hex, set[str]()
 
-    def forget(_: object) -> None:
-        _names.pop(number, None)
+        def forget(_: object) -> None:
+            _names.pop(number, None)
+            for known in parts:
+                ended(known)
 
-    name = uuid.uuid4().hex
-    _names[number] = (weakref.ref(holder, forget), name)
-    return name
+        found = _names[number] = (weakref.ref(holder, forget), name, parts)
+    full = f"{part}/{found[1]}"
+    found[2].add(full)
+    return full

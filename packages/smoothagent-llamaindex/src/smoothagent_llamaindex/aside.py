@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Callable, Generator, Sequence
+import logging
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
@@ -17,12 +18,15 @@ from llama_index.core.callbacks import CallbackManager
 from llama_index.core.llms import LLM
 from llama_index_instrumentation.dispatcher import instrument_tags
 
-from smoothagent import Prompt, Usage
+from smoothagent import BackendError, Generated, Prompt, Usage
 from smoothagent.blocking import in_daemon_thread
 from smoothagent.request import read_usage
+from smoothagent.serving.backend import Wire
 from smoothagent.serving.through_object import ObjectBackend
+from smoothagent_llamaindex.codec import LlamaIndexCodec
 
 T = TypeVar("T")
+log = logging.getLogger("smoothagent")
 
 TAGS = {"smoothagent": "background"}
 """Instrumentation tags of what is called in the background; LlamaIndex has no way to leave it out."""
@@ -46,24 +50,56 @@ def is_unseen() -> bool:
 
 
 class AsideBackend(ObjectBackend[ChatMessage]):
-    """A `Backend` that knows nothing of its server but what the LLM object says.
+    """A `Backend` that knows nothing of its server but what the LLM object says. One for each conversation.
 
     Args:
         llm: the agent's.
         warm: ask for one token of what the next request will be, so that a server with a prefix cache has it warm.
+            Where the LLM takes no length limit that is known here, nothing is asked for.
+
+    Attributes:
+        params: keyword arguments of the agent's last call: its tools, in the LLM's own form.
     """
 
     def __init__(self, llm: LLM, *, warm: bool) -> None:
-        super().__init__(type(llm).__name__, warm=warm)
+        one = limited(llm, 1)
+        if warm and one is None:
+            log.warning("%s: nothing is warmed, since no way is known to ask it for one token", type(llm).__name__)
+        super().__init__(type(llm).__name__, warm=warm and one is not None)
         self._llm = quiet(llm)
+        self.params: Mapping[str, Any] = {}
 
     async def ask(self, natives: Sequence[ChatMessage], prompt: Prompt) -> Usage | None:
         """Ask for one token after these messages. Raises BackendError."""
+        del prompt
+        response = await self._answer(natives, 1, self.params)
+        return usage_of(response)
+
+    async def generate(
+        self,
+        conversation: str,
+        messages: Sequence[Wire],
+        prompt: Prompt,
+        *,
+        max_tokens: int,
+        lookahead: bool,
+        extends_main: bool = True,
+    ) -> Generated:
+        """What the LLM object answers, with the agent's tools. Raises BackendError."""
+        del conversation, prompt, lookahead, extends_main
+        natives = [native for wire in messages if isinstance(native := getattr(wire, "native", None), ChatMessage)]
+        if len(natives) < len(messages):
+            raise BackendError(f"{len(messages) - len(natives)} of {len(messages)} messages are none of LlamaIndex's")
+        # Without them some servers refuse a history with calls; none of them has to be called.
+        more = {k: v for k, v in self.params.items() if k not in ("tool_choice", "tool_required")}
+        response = await self._answer(natives, max_tokens, more)
+        calls = LlamaIndexCodec().decode(response.message).tool_calls
+        return Generated(response.message.content or "", "stop", bool(calls), usage_of(response) or Usage())
+
+    async def _answer(self, natives: Sequence[ChatMessage], max_tokens: int, params: Mapping[str, Any]) -> ChatResponse:
         # What the call says is overridden by the object's own fields, so that a copy is asked that says it.
-        one = self._llm.model_copy(update=limited(self._llm, 1))
-        more: dict[str, Any] = {"tools": list(prompt.tools)} if prompt.tools else {}
-        asked = list(natives)
-        return usage_of(await in_thread(lambda: one.chat(asked, **more)))
+        asked, one = list(natives), self._llm.model_copy(update=limited(self._llm, max_tokens) or {})
+        return await in_thread(lambda: one.chat(asked, **params))
 
 
 def quiet(llm: LLM) -> LLM:
@@ -72,13 +108,15 @@ def quiet(llm: LLM) -> LLM:
     return llm.model_copy(update={k: v for k, v in fields.items() if k in type(llm).model_fields})
 
 
-def limited(llm: LLM, tokens: int) -> dict[str, Any]:
-    """The fields of a copy of ``llm`` that answers with at most so many tokens."""
+def limited(llm: LLM, tokens: int) -> dict[str, Any] | None:
+    """The fields of a copy of ``llm`` that answers with at most so many tokens; None where no limit is known."""
     fields = type(llm).model_fields
-    update: dict[str, Any] = {k: tokens for k in ("max_tokens", "num_predict", "max_new_tokens") if k in fields}
+    update: dict[str, Any] = {k: tokens for k in ("max_tokens", "max_new_tokens") if k in fields}
     more = dict(getattr(llm, "additional_kwargs", None) or {})
-    own = {k: tokens for k in ("max_tokens", "max_completion_tokens") if k in more}
-    return {**update, "additional_kwargs": {**more, **own}} if own else update
+    own = {k: tokens for k in ("max_tokens", "max_completion_tokens", "num_predict") if k in more}
+    if llm.class_name() == "Ollama_llm":
+        own["num_predict"] = tokens
+    return {**update, "additional_kwargs": {**more, **own}} if own else update or None
 
 
 def usage_of(response: ChatResponse) -> Usage | None:

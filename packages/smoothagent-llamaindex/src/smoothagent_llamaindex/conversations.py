@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import uuid
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from llama_index.core.llms import LLM
 
 from smoothagent import Backend, LookaheadRuntime, LookaheadStrategy, Prompt, RuntimePool
 from smoothagent.forks import after_fork
+from smoothagent.lane import process_lane
 from smoothagent_llamaindex.codec import LlamaIndexCodec, alike
 from smoothagent_llamaindex.models import backend_for, given_for, same_model, to_wire_of
 
@@ -77,6 +79,19 @@ class Conversation(LookaheadRuntime[ChatMessage]):
         return self.prompt if prompt == self.prompt else prompt
 
 
+_all: weakref.WeakSet[Conversations] = weakref.WeakSet()
+
+
+def ended(name: str) -> None:
+    """Called by the garbage collector, anywhere: whatever held the conversations of this name is gone."""
+
+    def on_the_lane() -> None:
+        for conversations in tuple(_all):
+            conversations.end(name)
+
+    process_lane().later(on_the_lane)
+
+
 class Taken(NamedTuple):
     """A conversation that one call has for itself.
 
@@ -129,21 +144,28 @@ class Conversations:
         self.pool: RuntimePool[ChatMessage] = RuntimePool(self._make, limit=limit)
         self._start_afresh()
         after_fork(self._start_afresh)
+        _all.add(self)
 
     def _start_afresh(self) -> None:
-        self._lock = threading.Lock()
+        # Reentrant: a garbage collection that ends a stream may find it taken.
+        self._lock = threading.RLock()
         self._busy = set()
 
-    def take(self, llm: LLM, opening: str, messages: Sequence[ChatMessage]) -> Taken:
+    def take(self, llm: LLM, opening: str, messages: Sequence[ChatMessage]) -> Taken | None:
         """The conversation that is about to send ``messages``; nobody else gets it until it is given back.
+
+        None where too many that begin alike are under way: that call goes as it is.
 
         Args:
             llm: the LLM that it is about to call.
             opening: what tells it from others, as `opening_of` says.
             messages: as the agent sends them.
         """
+        self.pool.sweep()
         with self._lock:
             key = self._key(opening, messages)
+            if key is None:
+                return None
             self._busy.add(key)
         try:
             return Taken(self, key, self._open(key, llm))
@@ -156,24 +178,34 @@ class Conversations:
         with self._lock:
             self._busy.discard(key)
 
-    def _key(self, opening: str, messages: Sequence[ChatMessage]) -> str:
+    def end(self, name: str) -> None:
+        """Whatever held the conversation of this name is gone: nobody will go on with it."""
+        with self._lock:
+            keys = [f"{name}\0{i}" for i in range(self._twins.pop(name, 0))]
+        for key in keys:
+            self.pool.drop(key)
+
+    def _key(self, opening: str, messages: Sequence[ChatMessage]) -> str | None:
         """One that goes on in these messages, else the most alike that nobody uses, else a new one."""
         count = self._twins.get(opening, 0)
         free = [key for i in range(count) if (key := f"{opening}\0{i}") not in self._busy]
-        known = {key: found for key in free if isinstance(found := self.pool.find(key), Conversation)}
+        known = {key: found for key in free if isinstance(found := self.pool.peek(key), Conversation)}
         for key, conversation in known.items():
             if conversation.goes_on_in(messages):
                 return key
-        # An edited history is still its conversation's; one without any answer in it is a new one.
-        begun = any(m.role == MessageRole.ASSISTANT for m in messages)
-        if free and (begun or count >= _TWINS):
-            return max(free, key=lambda key: known[key].shared_with(messages) if key in known else 0)
-        if count < _TWINS:
-            self._twins[opening] = count + 1
-            self._twins.move_to_end(opening)
-            while len(self._twins) > _OPENINGS:
-                self._twins.popitem(last=False)
-        return f"{opening}\0{count}" if count < _TWINS else f"{opening}\0{uuid.uuid4().hex}"
+        # An edited history is still its conversation's, where half of that is in it; others only begin alike.
+        likest = max(known, key=lambda key: known[key].shared_with(messages), default=None)
+        if likest is not None and 2 * known[likest].shared_with(messages) >= len(known[likest].last):
+            return likest
+        if unused := [key for key in free if key not in known]:
+            return unused[0]
+        if count >= _TWINS:
+            return likest
+        self._twins[opening] = count + 1
+        self._twins.move_to_end(opening)
+        while len(self._twins) > _OPENINGS:
+            self._twins.popitem(last=False)
+        return f"{opening}\0{count}"
 
     def _open(self, key: str, llm: LLM) -> Conversation:
         with self._lock:

@@ -180,12 +180,11 @@ class Player:
             return BuiltInBuffer.from_defaults(token_limit=10**9, **counts)
         ours: dict[str, Any] = {"backend": self._backend} if job.mode == "lookahead" else {}
         if job.variant.kind == "sliding-window":
-            turns = job.variant.window_turns or profile.window_turns
             buffer = ChatMemoryBuffer if ours else BuiltInBuffer
-            return buffer.from_defaults(token_limit=turns * profile.step, **counts, **ours)
+            return buffer.from_defaults(token_limit=self._token_limit, **counts, **ours)
         # The built-in's own request must not take the agent's slot, as it would not on a server with a shared cache.
         writer = self._llm(slot=1, max_tokens=profile.summary)
-        counts |= {"llm": writer, "token_limit": profile.hard - tokens.text(self._assignment.script.system)}
+        counts |= {"llm": writer, "token_limit": self._token_limit}
         if not ours:
             return BuiltInSummary.from_defaults(**counts)
         kept = profile.keep / profile.hard
@@ -275,9 +274,22 @@ class Player:
         )
         commit, lookahead, known = self._outcome(messages, cached)
         whole = [*self._before, *messages[-1:]] if self._before else messages
-        turns = sum(m.role == MessageRole.ASSISTANT for m in whole)
-        reached = reached_hard(job.variant, job.profile, turns=turns, tokens=self._count(whole))
+        reached = self._limit_reached(whole)
         return measured.row(job, self._number, commit=commit, lookahead=lookahead, known=known, reached=reached)
+
+    def _limit_reached(self, whole: Sequence[ChatMessage]) -> bool:
+        job, text = self._job, self._assignment.tokens.text
+        if job.variant.kind in MEMORIES:  # which count the texts, and not what a template puts around them
+            return sum(text(m.content or "") for m in whole if m.role != MessageRole.SYSTEM) > self._token_limit
+        turns = sum(m.role == MessageRole.ASSISTANT for m in whole)
+        return reached_hard(job.variant, job.profile, turns=turns, tokens=self._count(whole))
+
+    @property
+    def _token_limit(self) -> int:
+        job, profile = self._job, self._job.profile
+        if job.variant.kind == "sliding-window":
+            return (job.variant.window_turns or profile.window_turns) * profile.step
+        return profile.hard - self._assignment.tokens.text(self._assignment.script.system)
 
     def _outcome(self, messages: Sequence[ChatMessage], cached: int | None) -> tuple[bool, str, int | None]:
         """Whether the request is the first with a transformed context, how it was made, and what was known of it."""

@@ -41,7 +41,8 @@ class Delegate:
         agent: the sub-agent.
         field: the tool's argument that holds the instruction.
         template: the sub-agent's user message, with the argument in braces where the tool writes more around it, such
-            as ``"Write notes about the following: {prompt}"``; default the argument alone.
+            as ``"Write notes about the following: {prompt}"``; default the argument alone. All else is taken as it
+            stands.
     """
 
     agent: BaseWorkflowAgent
@@ -128,9 +129,10 @@ class Opened:
         return Started(self.delegation)
 
     def cancel(self) -> None:
-        """It is not delegated after all, or is over."""
-        self._open = False
-        self.delegation.cancel()
+        """It is not delegated after all; one whose sub-agent has started is left alone."""
+        if self._open:
+            self._open = False
+            self.delegation.cancel()
 
 
 class Started:
@@ -216,7 +218,7 @@ class Delegates:
         return bool(self._delegates)
 
     def listen(self, opening: str) -> Ear:
-        """An ear for the next answer; what the last one opened and nobody started is given up."""
+        """An ear for the next answer of a conversation; what its last one opened and nobody started is given up."""
         ear = Ear(self)
         if self._delegates:
             before = self._ears.pop(opening, None)
@@ -226,6 +228,10 @@ class Delegates:
             while len(self._ears) > _TALKS:
                 self._ears.popitem(last=False)[1].give_up()
         return ear
+
+    def backend_of(self, llm: LLM) -> Backend | None:
+        """The server that an LLM's calls go to, where there is anything to pace on it."""
+        return (given_for(self._backend, llm) or backend_for(llm, warm=self._warm)) if self._delegates else None
 
     def open(self, tool: str) -> Opened | None:
         """Begin to warm the sub-agent of a tool; None where it has none, or nothing is known of its prompt."""

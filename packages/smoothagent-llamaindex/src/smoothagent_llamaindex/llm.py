@@ -9,15 +9,16 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any, Self, TypeVar, cast
 
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, MessageRole
 from llama_index.core.llms import LLM
 from pydantic import PrivateAttr
 
-from smoothagent import Backend, ConfigurationError, LookaheadStrategy, MainRequest, Prompt
+from smoothagent import Backend, ConfigurationError, LookaheadStrategy, MainRequest
 from smoothagent.wrap import merged
-from smoothagent_llamaindex.aside import is_unseen, usage_of
+from smoothagent_llamaindex.aside import AsideBackend, is_unseen, usage_of
 from smoothagent_llamaindex.conversations import Conversations, Taken, is_named, opening_of
 from smoothagent_llamaindex.isolation import Delegate, Delegates, Started
 from smoothagent_llamaindex.models import prompt_for
@@ -57,22 +58,38 @@ def with_lookahead(
         ConfigurationError: ``strategy`` is no factory, or its limits are impossible.
     """
     if strategy is not None:
-        if not callable(strategy) or isinstance(strategy, LookaheadStrategy):
-            raise ConfigurationError(
-                f"strategy={strategy!r}: pass a factory, such as lambda: KeepRecent(10, at_turns=20): one LLM serves "
-                "many conversations, and each needs a strategy of its own"
-            )
-        strategy()  # a mistake in its arguments is told here, not at the first conversation
-    conversations = None
-    if strategy is not None:
-        conversations = Conversations(strategy, warm=warm, backend=backend, lookahead=lookahead, ceiling=ceiling)
+        _check(strategy, ceiling)
+    known = lookahead_of(llm) if isinstance(llm, LookaheadMixin) else None
     made = llm.model_copy()
     # An instance of a subclass made of the LLM's own class: whoever asks for its class finds what there was.
     object.__setattr__(made, "__class__", _class_of(type(llm)))
     own: Any = made
-    own._lookahead = Lookahead(conversations, Delegates(delegates or {}, warm=warm, backend=backend))
+    # What it was given before stays, where nothing takes its place.
+    conversations = known.conversations if known is not None else None
+    if strategy is not None:
+        conversations = Conversations(strategy, warm=warm, backend=backend, lookahead=lookahead, ceiling=ceiling)
+    heard = known.delegates if known is not None and delegates is None else None
+    own._lookahead = Lookahead(conversations, heard or Delegates(delegates or {}, warm=warm, backend=backend))
     own._extras = {}
     return made
+
+
+def _check(strategy: Callable[[], LookaheadStrategy], ceiling: int | None) -> None:
+    """A mistake in the arguments is told where it is made, not at the first conversation."""
+    if not callable(strategy) or isinstance(strategy, LookaheadStrategy):
+        raise ConfigurationError(
+            f"strategy={strategy!r}: pass a factory, such as lambda: KeepRecent(10, at_turns=20): one LLM serves "
+            "many conversations, and each needs a strategy of its own"
+        )
+    one = strategy()
+    if strategy() is one:
+        raise ConfigurationError(
+            f"the factory gives the same {type(one).__name__} again: let it make a new one for each conversation"
+        )
+    if ceiling is not None and one.waits_for is not None and ceiling < one.waits_for:
+        raise ConfigurationError(
+            f"ceiling is {ceiling} tokens and hard is {one.waits_for}: the ceiling must be at least hard"
+        )
 
 
 class Lookahead:
@@ -81,10 +98,13 @@ class Lookahead:
     Attributes:
         conversations: its conversations; None where nothing is transformed.
         delegates: the sub-agents that its calls may start.
+        named_only: only the calls that an agent of ours makes are conversations; others (structured output, an early
+            stop) go as they are.
     """
 
     def __init__(self, conversations: Conversations | None, delegates: Delegates) -> None:
         self.conversations, self.delegates = conversations, delegates
+        self.named_only = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """A copied LLM goes on with the same conversations."""
@@ -96,8 +116,7 @@ class Lookahead:
             started = Delegates.started_by(llm, messages)
             if started is None and not self._is_conversation(messages, params):
                 return None
-            prompt = prompt_for(llm, params)
-            return Call(self, llm, messages, prompt, started)
+            return Call(self, llm, messages, params, started)
         except Exception as error:
             log.warning("there is no lookahead: %r", error, exc_info=error)
             return None
@@ -105,7 +124,12 @@ class Lookahead:
     def _is_conversation(self, messages: Sequence[ChatMessage], params: Mapping[str, Any]) -> bool:
         if not messages or (self.conversations is None and not self.delegates):
             return False
-        return is_named() or bool(params.get("tools")) or any(m.role == MessageRole.ASSISTANT for m in messages)
+        if is_named():
+            return True
+        # A call that must be of a certain tool asks for a structured answer.
+        if self.named_only or params.get("tool_choice") not in (None, "auto", "none"):
+            return False
+        return bool(params.get("tools")) or any(m.role == MessageRole.ASSISTANT for m in messages)
 
 
 class Call:
@@ -115,7 +139,7 @@ class Call:
         lookahead: the LLM's.
         llm: itself.
         messages: what the agent sends.
-        prompt: what else shapes the tokens.
+        params: the call's other arguments.
         started: the delegation that this call is the first of, if it is one.
     """
 
@@ -124,17 +148,35 @@ class Call:
         lookahead: Lookahead,
         llm: LLM,
         messages: Sequence[ChatMessage],
-        prompt: Prompt,
+        params: Mapping[str, Any],
         started: Started | None,
     ) -> None:
-        self._llm, self._history, self._started = llm, list(messages), started
-        opening = opening_of(messages, prompt)
+        self._lookahead, self._llm, self._history, self._started = lookahead, llm, list(messages), started
         self._taken: Taken | None = None
-        if lookahead.conversations is not None:
-            self._taken = lookahead.conversations.take(llm, opening, messages)
-        self._prompt = self._taken.conversation.asked_as(prompt) if self._taken is not None else prompt
-        self._ear = lookahead.delegates.listen(opening)
-        self._request: MainRequest | None = None
+        try:
+            self._prompt = prompt_for(llm, params)
+            opening = opening_of(messages, self._prompt)
+            if lookahead.conversations is not None:
+                self._taken = lookahead.conversations.take(llm, opening, messages)
+            key = opening
+            if self._taken is not None:
+                key, conversation = self._taken.key, self._taken.conversation
+                self._prompt = conversation.asked_as(self._prompt)
+                if isinstance(conversation.backend, AsideBackend):
+                    conversation.backend.params = dict(params)
+            self._ear = lookahead.delegates.listen(key)
+            self._request = self._marked(key)
+        except BaseException:
+            self.close()
+            raise
+
+    def _marked(self, key: str) -> MainRequest:
+        """What marks, paces and measures it."""
+        if self._started is not None:
+            return self._started.request()
+        if self._taken is not None:
+            return self._taken.conversation.main_request()
+        return MainRequest(Paced(self._lookahead.delegates.backend_of(self._llm), key))
 
     def view(self) -> list[ChatMessage]:
         """What to send."""
@@ -163,13 +205,6 @@ class Call:
     @property
     def request(self) -> MainRequest:
         """Marks, paces and measures it."""
-        if self._request is None:
-            if self._started is not None:
-                self._request = self._started.request()
-            elif self._taken is not None:
-                self._request = self._taken.conversation.main_request()
-            else:
-                self._request = MainRequest(_UNMARKED)
         return self._request
 
     def routed(self) -> LLM:
@@ -206,11 +241,16 @@ class Call:
             if usage is not None:
                 self.request.usage(usage)
             if self._taken is not None:
-                conversation, history = self._taken.conversation, [*self._history, response.message]
-                conversation.last = history
-                conversation.on_segment_boundary(history, prompt=self._prompt)
+                conversation = self._taken.conversation
+                # A copy: LlamaIndex may still take calls out of its own, where only one at a time is allowed.
+                answer = response.message.model_copy(update={"blocks": list(response.message.blocks)})
+                conversation.last = [*self._history, answer]
+                conversation.on_segment_boundary(conversation.last, prompt=self._prompt)
         except Exception as error:  # it must not cost the answer
-            log.warning("nothing is prepared: %r", error, exc_info=error)
+            if self._taken is not None:
+                self._taken.conversation.say_once("answer", f"nothing is prepared: {error!r}")
+            else:
+                log.warning("nothing is prepared: %r", error, exc_info=error)
 
     def close(self) -> None:
         """However it ended."""
@@ -235,7 +275,7 @@ class LookaheadMixin:
             return _own(self).chat(messages, **kwargs)
         with contextlib.closing(call):
             view = call.view()
-            with call.request:
+            with call.request, _within(self._lookahead):
                 response = _own(call.routed()).chat(view, **kwargs)
             call.answered(response)
         return response
@@ -248,19 +288,20 @@ class LookaheadMixin:
         with contextlib.closing(call):
             view = await call.aview()
             async with call.request:
-                response = await _own(call.routed()).achat(view, **kwargs)
+                with _within(self._lookahead):
+                    response = await _own(call.routed()).achat(view, **kwargs)
             call.answered(response)
         return response
 
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> Generator[ChatResponse, None, None]:
         """As the LLM's own, with the view; as with most LLMs nothing happens before the first piece is asked for."""
-        if self._lookahead is None or is_unseen():
+        if self._lookahead is None or is_unseen() or _inside.get() is self._lookahead:
             return _own(self).stream_chat(messages, **kwargs)
         return self._streamed(messages, kwargs)
 
     async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> AsyncGenerator[ChatResponse, None]:
         """As the LLM's own, with the view; as with most LLMs nothing happens before the first piece is asked for."""
-        if self._lookahead is None or is_unseen():
+        if self._lookahead is None or is_unseen() or _inside.get() is self._lookahead:
             return await _own(self).astream_chat(messages, **kwargs)
         return self._astreamed(messages, kwargs)
 
@@ -271,31 +312,53 @@ class LookaheadMixin:
             return
         with contextlib.closing(call):
             view, last = call.view(), None
-            with call.request, _ending(_own(call.routed()).stream_chat(view, **kwargs)) as answer:
-                for last in answer:
-                    call.heard(last)
-                    yield last
+            with call.request:
+                with _within(self._lookahead):
+                    answer = _own(call.routed()).stream_chat(view, **kwargs)
+                try:
+                    while True:
+                        # Whoever reads must not find himself inside of the call.
+                        with _within(self._lookahead):
+                            response = next(answer, None)
+                        if response is None:
+                            break
+                        last = response
+                        call.heard(last)
+                        yield last
+                finally:
+                    if hasattr(answer, "close"):
+                        answer.close()
             call.answered(last)
 
     async def _astreamed(
         self, messages: Sequence[ChatMessage], kwargs: dict[str, Any]
     ) -> AsyncGenerator[ChatResponse, None]:
         call = self._begin(messages, kwargs)
-        if call is None:
-            async with _aending(await _own(self).astream_chat(messages, **kwargs)) as answer:
-                async for response in answer:
-                    yield response
-            return
-        with contextlib.closing(call):
-            view, last = await call.aview(), None
-            async with call.request, _aending(await _own(call.routed()).astream_chat(view, **kwargs)) as answer:
-                async for last in answer:
-                    call.heard(last)
-                    yield last
-            call.answered(last)
+        with contextlib.closing(call) if call is not None else contextlib.nullcontext():
+            view, last = (await call.aview() if call is not None else messages), None
+            async with call.request if call is not None else contextlib.nullcontext():
+                with _within(self._lookahead):
+                    llm = call.routed() if call is not None else self
+                    answer = await _own(llm).astream_chat(view, **kwargs)
+                try:
+                    while True:
+                        # Whoever reads must not find himself inside of the call.
+                        with _within(self._lookahead):
+                            response = await anext(answer, None)
+                        if response is None:
+                            break
+                        last = response
+                        if call is not None:
+                            call.heard(last)
+                        yield last
+                finally:
+                    if hasattr(answer, "aclose"):
+                        await answer.aclose()
+            if call is not None:
+                call.answered(last)
 
     def _begin(self, messages: Sequence[ChatMessage], kwargs: Mapping[str, Any]) -> Call | None:
-        if self._lookahead is None or is_unseen():
+        if self._lookahead is None or is_unseen() or _inside.get() is self._lookahead:
             return None
         return self._lookahead.begin(cast("LLM", self), messages, kwargs)
 
@@ -307,6 +370,25 @@ class LookaheadMixin:
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickled as the LLM it was made of: what runs in this process does not travel."""
         return _unpickled, (plain(cast("LLM", self)),)
+
+
+def lookahead_of(llm: LLM) -> Lookahead:
+    """What `with_lookahead` gave the LLM."""
+    own: Any = llm
+    return own._lookahead
+
+
+_inside: ContextVar[Lookahead | None] = ContextVar("smoothagent_inside", default=None)
+
+
+@contextlib.contextmanager
+def _within(lookahead: Lookahead | None) -> Generator[None]:
+    """What an LLM's own methods call of the same LLM is no other call: many make a stream of a chat, or so."""
+    token = _inside.set(lookahead)
+    try:
+        yield
+    finally:
+        _inside.reset(token)
 
 
 def plain(llm: LLM) -> LLM:
@@ -348,28 +430,11 @@ def _own(llm: object) -> Any:
     return super(LookaheadMixin, llm)  # pyright: ignore[reportArgumentType]
 
 
-@contextlib.contextmanager
-def _ending(answer: Any) -> Generator[Any]:
-    """A stream that is ended with whoever reads it."""
-    try:
-        yield answer
-    finally:
-        if hasattr(answer, "close"):
-            answer.close()
+class Paced:
+    """A call that lookahead gives way to, and that is not marked: nothing is known of its conversation."""
 
-
-@contextlib.asynccontextmanager
-async def _aending(answer: Any) -> AsyncGenerator[Any]:
-    """A stream that is ended with whoever reads it."""
-    try:
-        yield answer
-    finally:
-        if hasattr(answer, "aclose"):
-            await answer.aclose()
-
-
-class _Unmarked:
-    """A call that is heard, and neither marked nor paced."""
+    def __init__(self, backend: Backend | None, key: str) -> None:
+        self._backend, self._key = backend, f"{key}\0unmarked"
 
     def request_opens(self) -> None:
         """Nothing is waited for."""
@@ -379,20 +444,23 @@ class _Unmarked:
         return False
 
     def request_started(self) -> dict[str, Any]:
-        """Nothing is added."""
+        """Lookahead gives way."""
+        if self._backend is not None:
+            self._backend.main_arrived(self._key)
         return {}
 
     def request_first_token(self) -> None:
-        """Nobody is told."""
+        """Small pieces may run again."""
+        if self._backend is not None:
+            self._backend.main_first_token(self._key)
 
     def request_text(self, text: str) -> None:
-        """Nobody is told."""
+        """Nothing is prepared."""
 
     def request_usage(self, usage: Any) -> None:
-        """Nobody is told."""
+        """Nothing is counted."""
 
     def request_done(self) -> None:
-        """Nobody is told."""
-
-
-_UNMARKED = _Unmarked()
+        """It is over."""
+        if self._backend is not None:
+            self._backend.main_done(self._key)

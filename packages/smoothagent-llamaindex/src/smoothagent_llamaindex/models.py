@@ -1,5 +1,8 @@
 """From an LLM object to the backend that works ahead on its server."""
 
+# LlamaIndex's own annotations are partial.
+# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 import importlib
@@ -8,6 +11,7 @@ from typing import Any, NamedTuple
 
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.llms import LLM
+from llama_index.core.tools import BaseTool
 
 from smoothagent import Backend, Prompt
 from smoothagent.prompt import prompt_of
@@ -111,7 +115,21 @@ def prompt_for(llm: LLM, params: Mapping[str, Any]) -> Prompt:
     if speaks_chat(llm):
         own: Any = llm
         return prompt_of(own._get_model_kwargs(**params))
-    return prompt_of({"model": name_of(llm), **params})
+    return prompt_of({"model": name_of(llm), **params, "tools": _as_mappings(params.get("tools"))})
+
+
+def _as_mappings(tools: object) -> list[dict[str, Any]]:
+    """Whatever an LLM calls its tools, as the core reads them: by name."""
+    made: list[dict[str, Any]] = []
+    for tool in tools if isinstance(tools, (list, tuple)) else ():
+        if isinstance(tool, Mapping):
+            made.append(dict(tool))
+        elif isinstance(tool, BaseTool):
+            made.append(tool.metadata.to_openai_tool(skip_length_check=True))
+        else:  # Google's declare several functions in one
+            declared = getattr(tool, "function_declarations", None) or [tool]
+            made += [{"name": str(getattr(one, "name", one)), "definition": repr(one)} for one in declared]
+    return made
 
 
 def same_model(a: LLM, b: LLM) -> bool:

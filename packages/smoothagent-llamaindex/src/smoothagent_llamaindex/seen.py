@@ -54,6 +54,10 @@ class Watching(Protocol):
         """Where its history stands in a call; None where the call is none of its own."""
         ...
 
+    def waits(self) -> bool:
+        """Whether its call may still come."""
+        ...
+
     def sent(self, shape: Shape) -> None:
         """Its call is made."""
         ...
@@ -83,7 +87,8 @@ class Seen:
         after_fork(self._start_afresh)
 
     def _start_afresh(self) -> None:
-        self._lock = threading.Lock()
+        # Reentrant: a garbage collection that ends a stream, and so tells us, may find it taken.
+        self._lock = threading.RLock()
 
     def watch(self, one: Watching) -> None:
         """Its history is on its way."""
@@ -125,7 +130,8 @@ class Seen:
         if not self._watching or span is None or is_unseen():
             return
         with self._lock:
-            found, watching = self._llms.get(span), list(self._watching)
+            found, watching = self._llms.get(span), [one for one in self._watching if one.waits()]
+            self._watching = weakref.WeakSet(watching)
         llm = found() if found is not None else None
         if llm is None:
             return

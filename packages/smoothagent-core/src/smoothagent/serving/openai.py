@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from openai import AsyncOpenAI
 
@@ -86,6 +86,10 @@ class OpenAIBackend:
         self._home = Home() if client is not None else None
         self.note_loop()
         after_fork(self._start_afresh)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """The same: whatever it is part of is copied, and the server is one."""
+        return self
 
     @property
     def base_url(self) -> str:

@@ -13,9 +13,10 @@ from typing import Any
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.llms import LLM
 from llama_index.core.memory import BaseMemoryBlock
-from pydantic import Field, SerializeAsAny
+from llama_index.core.settings import Settings
+from pydantic import Field
 
-from smoothagent import ConfigurationError, SummaryRejectedError
+from smoothagent import SummaryRejectedError
 from smoothagent_llamaindex.aside import unseen
 from smoothagent_llamaindex.codec import LlamaIndexCodec
 
@@ -29,6 +30,10 @@ PROMPT = (
 )
 
 
+def _default_llm() -> LLM:
+    return Settings.llm
+
+
 class SummaryMemoryBlock(BaseMemoryBlock[str]):
     """A running summary of the messages that a memory's queue has no room for.
 
@@ -36,15 +41,15 @@ class SummaryMemoryBlock(BaseMemoryBlock[str]):
     in the memory's store.
 
     Attributes:
-        llm: writes it.
+        llm: writes it; default LlamaIndex's ``Settings.llm``.
         summarize_prompt: what it is told.
-        summary: the summary so far.
+        summary: the summary so far; in our `Memory` the store has it, and this is where a session begins.
         accept_cut_off: take a summary that ran into the LLM's length limit; only ours can tell.
         pending: messages that have left the queue and are in no summary, since one failed.
     """
 
     name: str = Field(default="summary", description="The name of the memory block.")
-    llm: SerializeAsAny[LLM] | None = Field(default=None, exclude=True, description="The LLM that summarizes.")
+    llm: LLM = Field(default_factory=_default_llm, exclude=True, description="The LLM that summarizes.")
     summarize_prompt: str = Field(default=PROMPT, description="The system prompt of a request for a summary.")
     summary: str = Field(default="", description="The summary so far.")
     accept_cut_off: bool = Field(default=False, description="Take a summary that was cut off.")
@@ -69,24 +74,20 @@ class SummaryMemoryBlock(BaseMemoryBlock[str]):
     async def _aput(self, messages: list[ChatMessage]) -> None:
         """Add messages. Those of a summary that fails are summarized with the next ones: they have left the queue."""
         self.pending = [*self.pending, *messages]
-        if not self.pending:
-            return
-        try:
-            self.summary = await self.written(self.pending, self.summary)
-        except Exception as error:
-            log.warning("memory block %r: %d messages are summarized later: %r", self.name, len(self.pending), error)
-        else:
-            self.pending = []
+        while self.pending:
+            batch, existing = list(self.pending), self.summary
+            try:
+                text = await self.written(batch, existing)
+            except Exception as error:
+                log.warning("memory block %r: %d messages are summarized later: %r", self.name, len(batch), error)
+                return
+            # Another may have been written meanwhile, which is without these.
+            if self.summary == existing and self.pending[: len(batch)] == batch:
+                self.summary, self.pending = text, self.pending[len(batch) :]
+                return
 
     async def written(self, messages: Sequence[ChatMessage], existing: str) -> str:
-        """A summary, here and now.
-
-        Raises:
-            ConfigurationError: the block has no LLM.
-            SummaryRejectedError: it is empty.
-        """
-        if self.llm is None:
-            raise ConfigurationError(f"memory block {self.name!r} has no LLM to summarize with: pass llm=…")
+        """A summary, here and now. Raises SummaryRejectedError where it is empty, and whatever the LLM raises."""
         with unseen():
             response = await self.llm.achat(self.request(messages, existing))
         text = response.message.content or ""

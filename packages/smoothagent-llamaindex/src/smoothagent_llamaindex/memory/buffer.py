@@ -6,8 +6,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from collections.abc import Sequence
-from statistics import median
 from typing import Any
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
@@ -21,7 +22,7 @@ from smoothagent.harmless import harmless
 from smoothagent_llamaindex.codec import LlamaIndexCodec, alike
 from smoothagent_llamaindex.memory.upcoming import Upcoming
 
-_RECENT = 4
+_RECENT = 5
 """The user's newest messages tell how long the next one will be."""
 
 
@@ -29,8 +30,9 @@ class ChatMemoryBuffer(BuiltIn):
     """``ChatMemoryBuffer``: the same window, and what the next one will begin with is prefilled ahead.
 
     Once the window has begun to move, each new message of the user's moves it, so that the server would compute all of
-    it anew. After each answer the next window is worked out for a user's message of the usual length, and prefilled
-    while the user reads; a message that moves it further finds it cold.
+    it anew. After each answer the next window is worked out for messages as long as the user's newest ones, and the
+    likeliest is prefilled while the user reads (the two likeliest, where the server keeps more than one prefix); a
+    message that moves it elsewhere finds it cold.
 
     Attributes:
         warm: prefill ahead; default yes, except at hosted endpoints.
@@ -41,6 +43,7 @@ class ChatMemoryBuffer(BuiltIn):
     backend: Any = Field(default=None, exclude=True)
     _upcoming: Upcoming = PrivateAttr(default_factory=Upcoming)
     _initial: int = PrivateAttr(default=0)
+    _given: list[ChatMessage] = PrivateAttr(default_factory=list[ChatMessage])
 
     @classmethod
     def from_defaults(
@@ -55,28 +58,28 @@ class ChatMemoryBuffer(BuiltIn):
     def get(self, input: str | None = None, initial_token_count: int = 0, **kwargs: Any) -> list[ChatMessage]:  # noqa: A002
         """As the built-in."""
         window = super().get(input=input, initial_token_count=initial_token_count, **kwargs)
-        self._initial = initial_token_count
+        self._initial, self._given = initial_token_count, window
         self._upcoming.watch(window, warm=self.warm, given=self.backend)
         return window
 
     def put(self, message: ChatMessage) -> None:
         """As the built-in."""
         super().put(message)
-        if answers(message):
-            self._expect(self.get_all())
+        if answers(message) and not self._upcoming.idle:
+            self._expect()
 
     def put_messages(self, messages: list[ChatMessage]) -> None:
         """As the built-in."""
         for message in messages:
             super().put(message)
-        if messages and answers(messages[-1]):
-            self._expect(self.get_all())
+        if messages and answers(messages[-1]) and not self._upcoming.idle:
+            self._expect()
 
     async def aput(self, message: ChatMessage) -> None:
         """As the built-in."""
         await super().aput(message)
-        if answers(message):
-            self._expect(await self.aget_all())
+        if answers(message) and not self._upcoming.idle:
+            await asyncio.to_thread(self._expect)  # which counts tokens, and may ask a database
 
     def reset(self) -> None:
         """As the built-in."""
@@ -88,19 +91,28 @@ class ChatMemoryBuffer(BuiltIn):
         await super().areset()
         self._upcoming.forget()
 
-    def _expect(self, stored: Sequence[ChatMessage]) -> None:
+    def _expect(self) -> None:
         with harmless("a memory's next prompt"):
-            window = self._next_window(stored)
-            if window and not alike(window[0], stored[0]):
-                self._upcoming.expect(window)  # it moves; one that does not is in the cache as it is
+            stored, given = self.get_all(), self._given
+            if given:
+                # A window only moves on: what was before the last one is not counted again.
+                starts = (i for i in reversed(range(len(stored))) if alike(stored[i], given[0]))
+                stored = next((stored[i:] for i in starts if all(map(alike, given, stored[i:]))), stored)
+            moved = [w for w in self._next_windows(stored) if w and not (given and alike(w[0], given[0]))]
+            if moved:  # one that does not move is in the cache as it is
+                self._upcoming.expect(*moved)
 
-    def _next_window(self, stored: Sequence[ChatMessage]) -> list[ChatMessage]:
-        """What `get` will give after a user's message of the usual length, without that message."""
+    def _next_windows(self, stored: Sequence[ChatMessage]) -> list[list[ChatMessage]]:
+        """What `get` may give after the user's next message, without that: the likeliest first.
+
+        What it would have given had the user said one of the newest messages again, by how many of them say the same.
+        """
         said = [m for m in stored if m.role == MessageRole.USER][-_RECENT:]
-        if not said:
-            return []
-        usual = int(median(self._token_count_for_messages([m]) for m in said))
-        asked = min(said, key=lambda m: abs(self._token_count_for_messages([m]) - usual))
+        windows = [self._window(stored, m) for m in reversed(said)]
+        by_start = Counter(len(w) for w in windows)
+        return [next(w for w in windows if len(w) == length) for length, _ in by_start.most_common()]
+
+    def _window(self, stored: Sequence[ChatMessage], asked: ChatMessage) -> list[ChatMessage]:
         built_in = BuiltIn(
             token_limit=self.token_limit,
             tokenizer_fn=self.tokenizer_fn,

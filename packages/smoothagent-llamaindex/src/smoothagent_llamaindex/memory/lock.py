@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from types import TracebackType
 
 from smoothagent.forks import after_fork
 from smoothagent.unshared import Unshared
 
-_POLL = 0.001
-
 
 class Lock(Unshared):
-    """A lock for threads and loops alike, held for moments only.
+    """A lock, held by threads and for moments only, never while something is awaited.
 
-    A copy of the object that has it gets another one, and so does a forked child.
+    A deep copy of the object that has it gets another one, and so does a forked child.
     """
 
     def __init__(self) -> None:
@@ -29,16 +26,6 @@ class Lock(Unshared):
         self._lock.acquire()
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._lock.release()
-
-    async def __aenter__(self) -> None:
-        # Not in a thread: one whose caller is cancelled would hold it for ever.
-        while not self._lock.acquire(blocking=False):  # noqa: ASYNC110  it is shared with threads
-            await asyncio.sleep(_POLL)
-
-    async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._lock.release()

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from smoothagent.harmless import harmless
 from smoothagent_llamaindex.memory.block import SummaryMemoryBlock
 from smoothagent_llamaindex.memory.buffer import answers
 from smoothagent_llamaindex.memory.rows import Row, put_summary, queue_of, summary_in
-from smoothagent_llamaindex.memory.running import RunningSummary, asking
+from smoothagent_llamaindex.memory.running import RunningSummary, asking, growth_of, is_near
 from smoothagent_llamaindex.memory.upcoming import Upcoming
 
 log = logging.getLogger("smoothagent")
@@ -38,7 +39,7 @@ class Memory(BuiltIn):
     queue is the built-in's, and what the next prompt begins with after a flush is prefilled.
 
     Attributes:
-        soft: where a summary is begun, as a fraction of the queue's limit; default when the next turn will reach it.
+        soft: where a summary is begun, as a fraction of the queue's limit; default two turns before it is reached.
         strict: summarize at the limit, when the message that reaches it is put, as the built-in does.
         warm: prefill ahead; default yes, except at hosted endpoints.
         backend: the agent's server, if you have one made; default one that is made from the LLM that calls.
@@ -78,12 +79,10 @@ class Memory(BuiltIn):
         """As the built-in, with the summary that is due, if it is ready."""
         block = self._block
         rows = await queue_of(self.sql_store, self.session_id)
-        if block is not None:
-            await self._load(block)
-            # An agent asks again before each call of a run. Within one its prompt goes on as it began.
-            if rows and _end(rows) != self._last:
-                await self._settle(block, rows)
-                rows = await queue_of(self.sql_store, self.session_id)
+        # An agent asks again before each call of a run. Within one its prompt goes on as it began.
+        if block is not None and rows and _end(rows) != self._last:
+            await self._settle(block, rows)
+            rows = await queue_of(self.sql_store, self.session_id)
         given = await super().aget(input=input, **block_kwargs)
         self._last = _end(rows)
         self._first = rows[0].message if rows else None
@@ -91,23 +90,23 @@ class Memory(BuiltIn):
         return given
 
     async def aset(self, messages: list[ChatMessage]) -> None:
-        """As the built-in: another history."""
+        """As the built-in: another history, for which a summary is used where it is one of that."""
         await super().aset(messages)
-        self._forget()
+        self._size, self._growth, self._last, self._first = None, 0, (0, None), None
 
     async def areset(self, status: MessageStatus | None = None) -> None:
         """As the built-in."""
         await super().areset(status)
-        self._forget()
+        self._running.drop()
+        self._size, self._growth, self._last, self._first = None, 0, (0, None), None
         self._upcoming.forget()
 
     async def aflush(self) -> None:
         """Wait for the summary that is due, at most 30 s, and put it in its place: before the process ends."""
         block, rows = self._block, await queue_of(self.sql_store, self.session_id)
         if block is not None and rows and self._tokens(rows) > self._limit:
-            await self._load(block)
             await self._running.await_(due=True)
-            await self._take(block, rows)
+            await self._take(block, rows, await self._summary(block))
 
     # ---- what the built-in calls ---------------------------------------------------------------
 
@@ -118,20 +117,22 @@ class Memory(BuiltIn):
             await super()._manage_queue()
             await self._expect_flushed()
             return
-        rows = await queue_of(self.sql_store, self.session_id)
-        if not rows:
-            return
         if self.strict:
+            rows = await queue_of(self.sql_store, self.session_id)
             if self._tokens(rows) > self._limit:
-                await self._load(block)
-                await self._on_the_spot(block, rows)
-        elif answers(rows[-1].message):
-            await self._load(block)
-            with harmless("a memory's next summary"):
+                await self._on_the_spot(block, rows, await self._summary(block))
+            return
+        with harmless("a memory's next summary"):
+            rows = await queue_of(self.sql_store, self.session_id)
+            if rows and answers(rows[-1].message):
                 await self._prepare(block, rows)
 
     async def _get_memory_blocks_content(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         contents = await super()._get_memory_blocks_content(*args, **kwargs)
+        block = self._block
+        # Read after the queue was: what leaves it meanwhile is in both, and not in neither.
+        if block is not None and (summary := await self._summary(block)):
+            contents[block.name] = summary
         self._contents = dict(contents)
         return contents
 
@@ -140,109 +141,128 @@ class Memory(BuiltIn):
     @property
     def _block(self) -> SummaryMemoryBlock | None:
         """The block that is written ahead."""
-        return next((b for b in self.memory_blocks if isinstance(b, SummaryMemoryBlock) and b.llm is not None), None)
+        return next((b for b in self.memory_blocks if isinstance(b, SummaryMemoryBlock)), None)
 
     @property
     def _limit(self) -> float:
         return self.token_limit * self.chat_history_token_ratio
 
-    async def _load(self, block: SummaryMemoryBlock) -> None:
-        """The store has the summary; another process may have written it."""
+    async def _summary(self, block: SummaryMemoryBlock) -> str:
+        """The session's summary so far. The store has it: the block may be of several sessions."""
         kept = await summary_in(self.sql_store, self.session_id)
-        if kept is not None:
-            block.summary = kept
+        return block.summary if kept is None else kept
 
     async def _settle(self, block: SummaryMemoryBlock, rows: list[Row]) -> None:
         """Let the messages that are too many go, if their summary is there or has to be."""
-        size, running = self._tokens(rows), self._running
-        if size <= self._limit:
+        size, running, limit = self._tokens(rows), self._running, self._limit
+        if size <= limit:
             return
-        late = size > self._limit * 1.25
-        messages = [row.message for row in rows]
-        fits = running.fits(block.summary, messages)
-        if fits:
-            await running.await_(due=late)
-            if await self._take(block, rows):
-                return
-        if not (fits and running.busy and not late):
-            await self._on_the_spot(block, rows)
+        existing, messages = await self._summary(block), [row.message for row in rows]
+        over = size > limit * 1.25
+        # Where the newest message is an answer nobody is going to send this: LlamaIndex's agents ask once more when a
+        # run has ended, and its end must not wait.
+        ended = answers(messages[-1])
+        if running.fits(existing, messages) and self._leaves(rows) <= limit:
+            if over and not ended:
+                self._upcoming.hurry()
+            await running.await_(due=over and not ended)
+            took = await self._take(block, rows, existing)
+            if took is not None or (running.busy and not over):
+                return  # or it comes with a later turn
+        if not ended:
+            await self._on_the_spot(block, rows, existing)
 
-    async def _take(self, block: SummaryMemoryBlock, rows: list[Row]) -> bool:
-        """Put the summary that is ready in its place."""
-        taken = self._running.take(block.summary, [row.message for row in rows])
+    def _leaves(self, rows: Sequence[Row]) -> int:
+        """Tokens that the summary which is being written will leave in the queue."""
+        return self._tokens(rows[self._running.covers :])
+
+    async def _take(self, block: SummaryMemoryBlock, rows: list[Row], existing: str) -> bool | None:
+        """Put the summary that is ready in its place: whether that was done; None where none is ready."""
+        taken = self._running.take(existing, [row.message for row in rows])
         if taken is None:
-            return False
-        if self._tokens(rows[taken.covered :]) > self._limit:
-            log.info("a summary that was prepared leaves more than %d tokens: another one is made", self._limit)
-            return False
-        return await self._put(block, rows[: taken.covered], taken.text)
+            return None
+        return await self._put(block, rows, taken.covered, taken.text)
 
-    async def _on_the_spot(self, block: SummaryMemoryBlock, rows: list[Row]) -> None:
+    async def _on_the_spot(self, block: SummaryMemoryBlock, rows: list[Row], existing: str) -> None:
         """Summarize what the built-in would let go, here and now."""
-        covered = rows[: self._surplus(rows, self._limit)]
+        covered = self._surplus(rows, self._limit)
         if not covered:
             return
         self._running.drop()
         try:
-            text = await block.written([row.message for row in covered], block.summary)
+            text = await block.written([*block.pending, *(row.message for row in rows[:covered])], existing)
         except Exception as error:
             log.warning("a summary failed, the messages stay in the queue: %r", error)
             return
-        await self._put(block, covered, text)
+        await self._put(block, rows, covered, text)
 
-    async def _put(self, block: SummaryMemoryBlock, covered: list[Row], text: str) -> bool:
-        if not await put_summary(self.sql_store, self.session_id, covered, text):
+    async def _put(self, block: SummaryMemoryBlock, rows: list[Row], covered: int, text: str) -> bool:
+        if not await put_summary(self.sql_store, self.session_id, rows[:covered], text):
             log.info("the queue of session %s has changed: a summary is not used", self.session_id)
             return False
-        block.summary = text
-        self._size = None
-        messages = [row.message for row in covered]
-        for other in self.memory_blocks:
-            if other is not block:
-                await other.aput(
-                    [m.model_copy(deep=True) for m in messages], from_short_term_memory=True, session_id=self.session_id
-                )
+        block.pending = []
+        self._size = self._tokens(rows[covered:])
+        others = [other for other in self.memory_blocks if other is not block]
+        if others:
+            gone = [row.message for row in rows[:covered]]
+            # They have left the queue: a block that fails must not keep them from the others, nor a caller that leaves.
+            ended = await asyncio.shield(
+                asyncio.gather(*(self._give(other, gone) for other in others), return_exceptions=True)
+            )
+            for error in ended:
+                if isinstance(error, BaseException):
+                    raise error
         return True
+
+    async def _give(self, block: Any, messages: Sequence[ChatMessage]) -> None:
+        copies = [message.model_copy(deep=True) for message in messages]
+        await block.aput(copies, from_short_term_memory=True, session_id=self.session_id)
 
     # ---- before it -----------------------------------------------------------------------------
 
     async def _prepare(self, block: SummaryMemoryBlock, rows: list[Row]) -> None:
-        size, limit, running = self._tokens(rows), self._limit, self._running
-        self._growth = max(0, size - self._size) if self._size is not None else size
+        messages, sizes = [row.message for row in rows], [self._estimate_token_count(row.message) for row in rows]
+        size, limit, running = sum(sizes), self._limit, self._running
+        growth = self._growth = growth_of(size, self._size, sizes, messages)
         self._size = size
-        messages = [row.message for row in rows]
+        existing = await self._summary(block)
         if running.failed() or running.hangs():
-            running.take(block.summary, messages)  # says so
+            running.take(existing, messages)  # says so
             running.drop()
-        if running.fits(block.summary, messages):
-            self._upcoming.lane.spawn(self._warm_ahead(block, messages))  # with what has come
+        if running.fits(existing, messages) and self._leaves(rows) <= limit:
+            self._upcoming.lane.spawn(self._warm_ahead(block, existing, messages))  # with what has come
             return
-        growth = self._growth
-        if not (size + growth > limit or (self.soft is not None and size >= self.soft * limit)):
+        if not is_near(size, growth, limit, self.soft):
             return
         # What is still to come until there is too much will be there, too, when the summary is taken.
         to_come = growth * max(1, math.ceil((limit + 1 - size) / growth)) if growth and size <= limit else 0
         covered = self._surplus(rows, max(0.0, limit - to_come))
         if 0 < covered < len(rows):
-            self._begin(block, messages, covered)
+            self._begin(block, existing, messages, covered)
 
-    def _begin(self, block: SummaryMemoryBlock, messages: list[ChatMessage], covered: int) -> None:
-        assert block.llm is not None
-        lane, request = self._upcoming.lane, block.request(messages[:covered], block.summary)
-        writing = asking(block.llm, self._upcoming, request, accept_cut_off=block.accept_cut_off, given=self.backend)
-        future = self._running.start(lane, writing, messages[:covered], block.summary)
-        future.add_done_callback(lambda _: lane.spawn(self._warm_ahead(block, messages)))
+    def _begin(self, block: SummaryMemoryBlock, existing: str, messages: list[ChatMessage], covered: int) -> None:
+        lane, request = self._upcoming.lane, block.request([*block.pending, *messages[:covered]], existing)
+        writing = asking(
+            *(block.llm, self._upcoming, request),
+            accept_cut_off=block.accept_cut_off,
+            warm=self.warm,
+            given=self.backend,
+        )
+        future = self._running.start(lane, writing, messages[:covered], existing)
+        future.add_done_callback(lambda _: lane.spawn(self._warm_ahead(block, existing, messages)))
 
-    async def _warm_ahead(self, block: SummaryMemoryBlock, messages: list[ChatMessage]) -> None:
+    async def _warm_ahead(self, block: SummaryMemoryBlock, existing: str, messages: list[ChatMessage]) -> None:
         """On the lane: warm what the next prompt will begin with once the summary is taken."""
         with harmless("a memory's next prompt"):
             text = self._running.ready()
-            if text is not None and self._running.fits(block.summary, messages):
+            if text is not None and self._running.fits(existing, messages):
                 contents = {**self._contents, block.name: text}
                 self._upcoming.expect(await self._given(messages[self._running.covers :], contents))
 
     async def _expect_flushed(self) -> None:
         """Where the built-in has let messages go, what the next prompt begins with is another."""
+        if self._upcoming.idle:
+            return
         with harmless("a memory's next prompt"):
             rows = await queue_of(self.sql_store, self.session_id)
             if rows and answers(rows[-1].message) and self._first is not None and rows[0].message != self._first:
@@ -266,13 +286,6 @@ class Memory(BuiltIn):
 
     def _tokens(self, rows: Sequence[Row]) -> int:
         return sum(self._estimate_token_count(row.message) for row in rows)
-
-    def _forget(self) -> None:
-        self._running.drop()
-        self._size, self._growth, self._last, self._first = None, 0, (0, None), None
-        for block in self.memory_blocks:
-            if isinstance(block, SummaryMemoryBlock):
-                block.summary, block.pending = "", []
 
 
 def oldest_to_go(messages: Sequence[ChatMessage], sizes: Sequence[int], limit: float, chunk: int) -> int:

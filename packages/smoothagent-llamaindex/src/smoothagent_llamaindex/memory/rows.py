@@ -6,8 +6,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.storage.chat_store.base_db import AsyncDBChatStore, MessageStatus
@@ -18,6 +19,9 @@ from smoothagent_llamaindex.codec import alike, is_summary, summary_message
 
 _AT_ONCE = 500
 """Row ids in one statement: databases limit the parameters."""
+_FEW = 4
+_ITS_OWN = ("_initialize", "get_messages", "add_message", "add_messages", "archive_oldest_messages")
+"""Where a class overrides one of these, its rows are not what we would read and write."""
 
 
 class Row(NamedTuple):
@@ -36,7 +40,7 @@ class Row(NamedTuple):
 
 async def queue_of(store: AsyncDBChatStore, session: str) -> list[Row]:
     """The messages that have not left the queue, oldest first."""
-    if not isinstance(store, SQLAlchemyChatStore):
+    if not is_plain_sql(store):
         found = await store.get_messages(session, status=MessageStatus.ACTIVE)
         return [Row(None, number, message) for number, message in enumerate(found)]
     sessions, table = await _opened(store)
@@ -47,26 +51,30 @@ async def queue_of(store: AsyncDBChatStore, session: str) -> list[Row]:
 
 async def summary_in(store: AsyncDBChatStore, session: str) -> str | None:
     """The summary of what has left the queue; None where none was kept."""
-    if not isinstance(store, SQLAlchemyChatStore):
+    if not is_plain_sql(store):
         archived = await store.get_messages(session, status=MessageStatus.ARCHIVED)
         return next((m.content or "" for m in reversed(archived) if is_summary(m)), None)
     sessions, table = await _opened(store)
-    wanted = (
+    newest = (
         select(table.c.data)
         .where(
             table.c.key == session,
             table.c.status == MessageStatus.ARCHIVED.value,
             table.c.role == MessageRole.SYSTEM.value,
         )
-        .order_by(table.c.timestamp.desc(), table.c.id.desc())
+        # By id, which is one database's, and not by time, which is each writer's own.
+        .order_by(table.c.id.desc())
     )
     async with sessions() as database:
-        rows = await database.execute(wanted)
-        for row in rows.fetchall():
-            message = ChatMessage.model_validate(row.data)
-            if is_summary(message):
-                return message.content or ""
-    return None
+        for start in itertools.count(0, _FEW):
+            rows = (await database.execute(newest.limit(_FEW).offset(start))).fetchall()
+            for row in rows:
+                message = ChatMessage.model_validate(row.data)
+                if is_summary(message):
+                    return message.content or ""
+            if len(rows) < _FEW:
+                return None
+    raise AssertionError("unreachable")
 
 
 async def put_summary(store: AsyncDBChatStore, session: str, covered: Sequence[Row], text: str) -> bool:
@@ -80,7 +88,7 @@ async def put_summary(store: AsyncDBChatStore, session: str, covered: Sequence[R
         False where the queue is another by now.
     """
     summary = summary_message(text)
-    if not isinstance(store, SQLAlchemyChatStore):
+    if not is_plain_sql(store):
         present = await store.get_messages(session, status=MessageStatus.ACTIVE)
         if len(present) < len(covered) or not all(alike(r.message, m) for r, m in zip(covered, present, strict=False)):
             return False
@@ -121,6 +129,13 @@ def _oldest(table: Any, session: str) -> Any:
         select(table)
         .where(table.c.key == session, table.c.status == MessageStatus.ACTIVE.value)
         .order_by(table.c.timestamp, table.c.id)
+    )
+
+
+def is_plain_sql(store: AsyncDBChatStore) -> TypeGuard[SQLAlchemyChatStore]:
+    """Whether its rows can be reached past its methods: it is LlamaIndex's own store, or reads and writes as that."""
+    return isinstance(store, SQLAlchemyChatStore) and all(
+        getattr(type(store), name) is getattr(SQLAlchemyChatStore, name) for name in _ITS_OWN
     )
 
 

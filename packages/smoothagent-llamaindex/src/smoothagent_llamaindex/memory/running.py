@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
-from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.llms import LLM
 
 from smoothagent import Backend, SummaryRejectedError, running
@@ -16,6 +16,8 @@ from smoothagent_llamaindex.codec import LlamaIndexCodec, alike
 from smoothagent_llamaindex.memory.upcoming import Upcoming
 from smoothagent_llamaindex.models import backend_for, given_for, prompt_for, to_wire_of
 
+_TURNS = 2
+"""Turns that a summary, and the prefill of what it leaves, have."""
 _MOST = 1024
 """Tokens of a summary where the LLM sets no limit."""
 
@@ -32,12 +34,40 @@ class RunningSummary(running.RunningSummary[ChatMessage]):
         return alike(a, b)
 
 
+def is_near(size: float, growth: float, limit: float, soft: float | None) -> bool:
+    """Whether a summary should be begun: two turns before the limit, since writing one takes more than a pause.
+
+    Args:
+        size: tokens that there are.
+        growth: tokens that a turn adds.
+        limit: tokens at which it is due.
+        soft: where it is begun, as a fraction of the limit, where the user says so.
+    """
+    return size >= soft * limit if soft is not None else size + _TURNS * growth > limit
+
+
+def growth_of(size: int, before: int | None, sizes: Sequence[int], messages: Sequence[ChatMessage]) -> int:
+    """Tokens that a turn adds.
+
+    Args:
+        size: tokens that there are.
+        before: those that there were a turn ago; None where that is not known.
+        sizes: tokens of each message.
+        messages: the messages.
+    """
+    if before is not None:
+        return max(0, size - before)
+    asked = max((i for i, m in enumerate(messages) if m.role == MessageRole.USER), default=0)
+    return sum(sizes[asked:])
+
+
 def asking(
     llm: LLM,
     upcoming: Upcoming,
     request: Sequence[ChatMessage],
     *,
     accept_cut_off: bool,
+    warm: bool | None = None,
     given: Backend | None = None,
 ) -> Coroutine[Any, Any, str]:
     """What an LLM answers to a request for a summary, asked on the lane.
@@ -50,13 +80,14 @@ def asking(
         upcoming: the memory's next prompt, which the summary is for: its key at the backend, and its ledger.
         request: the messages.
         accept_cut_off: take an answer that ran into the length limit.
+        warm: as the memory's, since that says which backend the agent's calls are told to.
         given: the server, where the user has made a backend of it.
 
     Raises:
         SummaryRejectedError: the answer is empty, cut off, or calls tools.
         BackendError: the server fails.
     """
-    return _ask(llm, upcoming, list(request), accept_cut_off, given_for(given, llm) or backend_for(llm))
+    return _ask(llm, upcoming, list(request), accept_cut_off, given_for(given, llm) or backend_for(llm, warm=warm))
 
 
 async def _ask(llm: LLM, upcoming: Upcoming, request: list[ChatMessage], accept_cut_off: bool, backend: Backend) -> str:
@@ -64,12 +95,16 @@ async def _ask(llm: LLM, upcoming: Upcoming, request: list[ChatMessage], accept_
     most = limit if limit > 0 else _MOST
     if not isinstance(backend, ObjectBackend):
         codec = LlamaIndexCodec(to_wire_of(llm))
-        answer = await backend.generate(
-            *(upcoming.session, [codec.wire(m) for m in request], prompt_for(llm, {})),
-            max_tokens=most,
-            lookahead=True,
-            extends_main=False,
-        )
+        try:
+            answer = await backend.generate(
+                *(upcoming.session, [codec.wire(m) for m in request], prompt_for(llm, {})),
+                max_tokens=most,
+                lookahead=True,
+                extends_main=False,
+            )
+        finally:
+            if backend is not upcoming.backend:
+                backend.release(upcoming.session)  # the agent's calls go elsewhere: nobody else would
         reused = max(0, answer.usage.cached_tokens or 0)
         upcoming.ledger.add(
             prefilled_tokens=max(0, answer.usage.prompt_tokens - reused),
@@ -79,7 +114,7 @@ async def _ask(llm: LLM, upcoming: Upcoming, request: list[ChatMessage], accept_
         return checked(answer, most, accept_cut_off=accept_cut_off)
     one = quiet(llm)
     if limit <= 0:
-        one = one.model_copy(update=limited(one, most))
+        one = one.model_copy(update=limited(one, most) or {})
     response = await in_thread(lambda: one.chat(request))
     text = response.message.content or ""
     if not text.strip():

@@ -6,12 +6,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from typing import Any
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.memory import ChatSummaryMemoryBuffer as BuiltIn
+from llama_index.core.storage.chat_store import BaseChatStore
 from pydantic import Field, PrivateAttr
 
 from smoothagent import Backend
@@ -21,7 +23,7 @@ from smoothagent_llamaindex.codec import alike, is_summary, summary_message
 from smoothagent_llamaindex.memory.buffer import answers
 from smoothagent_llamaindex.memory.counts import Counts
 from smoothagent_llamaindex.memory.lock import Lock
-from smoothagent_llamaindex.memory.running import RunningSummary, asking
+from smoothagent_llamaindex.memory.running import RunningSummary, asking, growth_of, is_near
 from smoothagent_llamaindex.memory.upcoming import Upcoming
 
 log = logging.getLogger("smoothagent")
@@ -31,16 +33,17 @@ class ChatSummaryMemoryBuffer(BuiltIn):
     """``ChatSummaryMemoryBuffer`` whose summaries are written while the user reads, and whose next prompt is warm then.
 
     The built-in summarizes inside of ``get``, on every turn once the limit is reached, and loses what is put into the
-    store meanwhile. Here a summary is begun when the next turn is expected to reach ``token_limit``, of so much that
+    store meanwhile. Here a summary is begun two turns before it is expected to reach ``token_limit``, of so much that
     half of the limit stays verbatim, and taken by the first ``get`` after that. Where it is late, the messages go on as
     they are, up to a quarter above the limit; there it is waited for, at most 30 s, and then made as the built-in does.
     A summary that fails leaves everything as it is. System messages that stand first are kept in front of it.
 
     Attributes:
-        soft: where a summary is begun, as a fraction of the limit; default when the next turn will reach it.
+        soft: where a summary is begun, as a fraction of the limit; default two turns before it is reached.
         keep: how much stays verbatim at least, as a fraction of the limit.
         strict: summarize exactly at the limit and what is beyond it, as the built-in does, waiting for it.
-        accept_cut_off: take a summary that ran into the LLM's length limit; otherwise it is rejected.
+        accept_cut_off: take a summary that ran into the LLM's length limit; otherwise one that was written ahead is
+            rejected. On the spot what the LLM writes is taken, as by the built-in.
         warm: prefill ahead; default yes, except at hosted endpoints.
         backend: the agent's server, if you have one made; default one that is made from the LLM that calls.
     """
@@ -110,7 +113,7 @@ class ChatSummaryMemoryBuffer(BuiltIn):
         with self._lock:
             super().put(message)
         if answers(message):
-            self._saved(self.get_all())
+            self._saved()
 
     def put_messages(self, messages: list[ChatMessage]) -> None:
         """As the built-in."""
@@ -118,26 +121,30 @@ class ChatSummaryMemoryBuffer(BuiltIn):
             for message in messages:
                 super().put(message)
         if messages and answers(messages[-1]):
-            self._saved(self.get_all())
+            self._saved()
 
     async def aput(self, message: ChatMessage) -> None:
         """As the built-in."""
-        async with self._lock:
-            await super().aput(message)
+        if type(self.chat_store).async_add_message is BaseChatStore.async_add_message:
+            # That is the other one in a thread, and there the lock is not held across an await.
+            await asyncio.to_thread(self.put, message)
+            return
+        await super().aput(message)
         if answers(message):
-            self._saved(await self.chat_store.aget_messages(self.chat_store_key))
+            await asyncio.to_thread(self._saved)
 
     def set(self, messages: list[ChatMessage]) -> None:
-        """As the built-in: another history."""
+        """As the built-in: another history, for which a summary is used where it is one of that."""
         with self._lock:
             super().set(messages)
-        self._forget()
+        self._size, self._growth, self._last = None, 0, (0, None)
 
     def reset(self) -> None:
         """As the built-in."""
         with self._lock:
             super().reset()
-        self._forget()
+        self._running.drop()
+        self._size, self._growth, self._room, self._last = None, 0, None, (0, None)
         self._upcoming.forget()
 
     def flush(self) -> None:
@@ -155,17 +162,25 @@ class ChatSummaryMemoryBuffer(BuiltIn):
             return history
         if self.llm is None:  # what is too much is dropped
             return self._replaced(history, history[: _pinned(history)], self._split(history, limit)[1])
-        size, running = self._tokens(history), self._running
-        fits = running.fits("", history)
-        late = self.strict or size > limit * 1.25
+        running, over = self._running, self.strict or self._tokens(history) > limit * 1.25
+        fits = running.fits("", history) and self._leaves(history) <= limit
+        # Where the newest message is an answer nobody is going to send this: LlamaIndex's agents ask once more when a
+        # run has ended, and its end must not wait.
+        ended = not self.strict and answers(history[-1])
         if fits:
-            running.wait(due=late)
+            if over and not ended:
+                self._upcoming.hurry()
+            running.wait(due=over and not ended)
             taken = self._taken(history, limit)
             if taken is not None:
                 return taken
-        if fits and running.busy and not late:
+        if ended or (fits and running.busy and not over):
             return history  # it comes with a later turn
         return self._on_the_spot(history, limit)
+
+    def _leaves(self, history: Sequence[ChatMessage]) -> int:
+        """Tokens that the summary which is being written will leave beside itself."""
+        return self._tokens([*history[: _pinned(history)], *history[self._running.covers :]])
 
     def _taken(self, history: list[ChatMessage], limit: int) -> list[ChatMessage] | None:
         """The history with the summary that is ready in its place; None where there is none that fits."""
@@ -186,6 +201,7 @@ class ChatSummaryMemoryBuffer(BuiltIn):
         covered = head[pinned:]
         if len(covered) == 1 and is_summary(covered[0]):
             return history  # there is nothing new to be said
+        self._running.drop()
         try:
             with unseen():
                 text = self._summarize_oldest_chat_history(covered).content or ""
@@ -199,8 +215,9 @@ class ChatSummaryMemoryBuffer(BuiltIn):
 
     def _split(self, history: list[ChatMessage], limit: int) -> tuple[list[ChatMessage], list[ChatMessage]]:
         """What the built-in would summarize, after the system messages that stand first, and what it would keep."""
-        sizes, start, kept = [self._tokens([m]) for m in history], len(history), 0
-        while start > 0 and kept + sizes[start - 1] <= limit:
+        sizes, start, pinned = [self._tokens([m]) for m in history], len(history), _pinned(history)
+        kept = sum(sizes[:pinned])
+        while start > pinned and kept + sizes[start - 1] <= limit:
             start -= 1
             kept += sizes[start]
         while start < len(history) and history[start].role in (MessageRole.ASSISTANT, MessageRole.TOOL):
@@ -208,7 +225,7 @@ class ChatSummaryMemoryBuffer(BuiltIn):
         if start == len(history):
             # The built-in would summarize the question, too, and ask nothing.
             start = max((i for i, m in enumerate(history) if m.role == MessageRole.USER), default=start)
-        start = max(_pinned(history), start)
+        start = max(pinned, start)
         return history[:start], history[start:]
 
     def _is_due(self, history: list[ChatMessage], limit: int) -> bool:
@@ -234,33 +251,32 @@ class ChatSummaryMemoryBuffer(BuiltIn):
     def _limit(self) -> int:
         return self.token_limit if self._room is None else self._room
 
-    def _saved(self, stored: Sequence[ChatMessage]) -> None:
+    def _saved(self) -> None:
         """A turn is complete: begin what the next one will need. It must not cost the turn."""
         if self.llm is None or self.strict:
             return
         with harmless("a memory's next summary"):
-            self._prepare(list(stored))
+            self._prepare(list(self.get_all()))
 
     def _prepare(self, history: list[ChatMessage]) -> None:
-        size, running = self._tokens(history), self._running
-        self._growth = max(0, size - self._size) if self._size is not None else size
+        sizes, running, limit = [self._tokens([m]) for m in history], self._running, self._limit
+        size = sum(sizes)
+        self._growth = growth_of(size, self._size, sizes, history)
         self._size = size
         if running.failed() or running.hangs():
             running.take("", history)  # says so
             running.drop()
-        if running.fits("", history):
+        if running.fits("", history) and self._leaves(history) <= limit:
             self._warm_ahead(history)  # with what has come
             return
-        limit = self._limit
-        near = size + self._growth > limit or (self.soft is not None and size >= self.soft * limit)
-        cut = self._cut(history, limit) if near else 0
+        cut = self._cut(history, limit) if is_near(size, self._growth, limit, self.soft) else 0
         if cut:
             self._begin(history, cut)
 
     def _cut(self, history: list[ChatMessage], limit: int) -> int:
         """The last user message that leaves as much as should stay by the time the limit is reached."""
-        missing = max(0, limit - self._tokens(history))
-        wanted, kept, pinned = self.keep * limit - missing, 0, _pinned(history)
+        missing, pinned = max(0, limit - self._tokens(history)), _pinned(history)
+        wanted, kept = self.keep * (limit - self._tokens(history[:pinned])) - missing, 0
         for i in reversed(range(pinned + 1, len(history))):
             kept += self._tokens([history[i]])
             if kept >= wanted and history[i].role == MessageRole.USER:
@@ -275,7 +291,12 @@ class ChatSummaryMemoryBuffer(BuiltIn):
             ChatMessage(role=MessageRole.SYSTEM, content=self.summarize_prompt),
             ChatMessage(role=MessageRole.USER, content=self._get_prompt_to_summarize(covered)),
         ]
-        writing = asking(llm, self._upcoming, request, accept_cut_off=self.accept_cut_off, given=self.backend)
+        writing = asking(
+            *(llm, self._upcoming, request),
+            accept_cut_off=self.accept_cut_off,
+            warm=self.warm,
+            given=self.backend,
+        )
         # What stands before it counts, too: it is a summary of this history.
         future = self._running.start(self._upcoming.lane, writing, history[:cut], "")
         future.add_done_callback(lambda _: self._upcoming.lane.call(self._warm_ahead, history))
@@ -289,11 +310,6 @@ class ChatSummaryMemoryBuffer(BuiltIn):
 
     def _tokens(self, messages: Sequence[ChatMessage]) -> int:
         return sum(self._counts.of(str(m.content), self.tokenizer_fn) for m in messages)
-
-    def _forget(self) -> None:
-        self._running.drop()
-        self._size, self._growth, self._room = None, 0, None
-        self._last = (0, None)
 
 
 def _pinned(history: Sequence[ChatMessage]) -> int:

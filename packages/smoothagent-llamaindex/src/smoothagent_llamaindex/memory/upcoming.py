@@ -55,15 +55,20 @@ class Upcoming(upcoming.Upcoming[ChatMessage]):
         self._watched_at = time.monotonic()
         SEEN.watch(self)
 
-    def expect(self, history: Sequence[ChatMessage]) -> None:
-        """The agent's next prompt will hold ``history``."""
+    @property
+    def idle(self) -> bool:
+        """Whether nothing could be warmed: no call was seen yet, or its server is not prefilled."""
+        return self.shape is None or self.off
+
+    def expect(self, *histories: Sequence[ChatMessage]) -> None:
+        """The agent's next prompt will hold one of these histories, the likeliest first."""
         if self.shape is None:
             self._gets += 1
             if self._gets > 1:
                 self.say_once("seen", "nothing is warmed: no call of an LLM was seen that holds what the memory gave")
             return
         with harmless("a memory's next prompt"):
-            self.warm(self.shape.opening(history), self.shape.prompt)
+            self.warm(self.shape.prompt, *map(self.shape.opening, histories))
 
     def forget(self) -> None:
         """The conversation is over."""
@@ -73,10 +78,14 @@ class Upcoming(upcoming.Upcoming[ChatMessage]):
 
     # ---- what is seen --------------------------------------------------------------------------
 
+    def waits(self) -> bool:
+        """Whether the call with the history may still come."""
+        return time.monotonic() <= self._watched_at + _WATCHED
+
     def shape_in(self, llm: LLM, messages: Sequence[ChatMessage], params: Mapping[str, Any]) -> Shape | None:
         """Where the history stands in a call; None where the call is not the agent's, or it stands there twice."""
         history = self._history
-        if not history or time.monotonic() > self._watched_at + _WATCHED:
+        if not history:
             return None
         starts = [
             start
@@ -94,6 +103,7 @@ class Upcoming(upcoming.Upcoming[ChatMessage]):
             self.serve(backend, LlamaIndexCodec(to_wire_of(shape.llm)), prefills=not idle)
         self.shape = shape
         self.stop()
+        self.hold()
         if self.backend is not None:
             self.backend.main_arrived(self.session)
             self._waiting = self.lane.spawn(self._give_up_waiting())
@@ -111,6 +121,7 @@ class Upcoming(upcoming.Upcoming[ChatMessage]):
         self.first_token()
         if self.backend is not None:
             self.backend.main_done(self.session)
+            self.rest()
 
     async def _give_up_waiting(self) -> None:
         await asyncio.sleep(_SILENT)
