@@ -37,6 +37,7 @@ from li import llm_of, said
 from smoothagent import OpenAIBackend, running
 from smoothagent_llamaindex import ChatMemoryBuffer, ChatSummaryMemoryBuffer, Memory, SummaryMemoryBlock
 from smoothagent_llamaindex.codec import is_summary
+from smoothagent_llamaindex.memory import memory as memory_module
 from smoothagent_llamaindex.memory.memory import oldest_to_go
 from smoothagent_llamaindex.memory.rows import put_summary, queue_of, summary_in
 
@@ -84,6 +85,9 @@ def plain(messages: Sequence[ChatMessage]) -> list[tuple[str, Any]]:
 
 def settled(memory: Any) -> None:
     """Until what runs ahead has ended."""
+    expecting = getattr(memory, "_expecting", None)
+    if expecting is not None:
+        expecting.result(30)
     for holder in (getattr(memory, "_running", None), memory._upcoming):
         future = getattr(holder, "_future", None)
         if future is not None:
@@ -124,7 +128,7 @@ def test_the_window_is_the_built_ins(steps: list[Any], limit: int, initial: int)
         for memory in (ours, theirs):
             memory.put_messages(rest)
         assert ours.get_all() == theirs.get_all()
-    assert ours.model_dump(exclude={"chat_store"}) == theirs.model_dump(exclude={"chat_store"})
+    assert ours.model_dump(exclude={"chat_store", "warm"}) == theirs.model_dump(exclude={"chat_store"})
 
 
 def test_the_next_window_is_prefilled_while_the_user_reads() -> None:
@@ -656,8 +660,10 @@ def test_the_end_of_a_run_does_not_wait_for_a_summary() -> None:
     """LlamaIndex's agents ask their memory once more when they are done."""
     release = threading.Event()
     memory = ChatSummaryMemoryBuffer.from_defaults(llm=Writer(waits=release), token_limit=20, tokenizer_fn=tokenize)
+    memory.put(said("user", "go"))
+    assert len(memory.get()) == 1, "the run begins"
     for i in range(9):
-        memory.put_messages(turn_of(4, 4, 0, i))
+        memory.put_messages(turn_of(4, 4, 0, i)[bool(not i) :])
     before = time.monotonic()
     assert len(memory.get()) == 18
     assert time.monotonic() - before < 20, "it would have waited for 30 s"
@@ -830,6 +836,98 @@ def test_a_store_of_the_users_own_is_not_read_past_its_methods() -> None:
         got = plain(await memory.aget())
         assert got[-1] == ("assistant", WORD * 3 + "a")
         assert sum("SUM" in str(text) for _, text in got) == 1
+        await closed(memory)
+
+    asyncio.run(main())
+
+
+class Echo(CustomLLM):
+    """Answers at once."""
+
+    @property
+    def metadata(self) -> LLMMetadata:
+        return LLMMetadata(model_name="echo", context_window=8000)
+
+    def chat(self, messages: Any, **kwargs: Any) -> ChatResponse:
+        return ChatResponse(message=said("assistant", WORD * 5))
+
+    def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+    def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_engines_that_ask_before_they_put_the_question_stay_within_limits(fresh: bool) -> None:
+    """As context chat engines do; with one memory object for all turns, or one for each."""
+    store = SimpleChatStore()
+
+    def made() -> ChatSummaryMemoryBuffer:
+        return ChatSummaryMemoryBuffer.from_defaults(
+            llm=Writer(), token_limit=40, tokenizer_fn=tokenize, chat_store=store
+        )
+
+    memory, sizes = made(), list[int]()
+    for i in range(16):
+        memory = made() if fresh else memory
+        history = memory.get(input=f"{i} {WORD * 4}")
+        sizes.append(sum(len(tokenize(str(m.content))) for m in history))
+        memory.put(said("user", f"{i} {WORD * 4}"))
+        memory.put(said("assistant", WORD * 5))
+        if not fresh:
+            settled(memory)
+    assert max(sizes) <= 40 * 1.25
+    assert any(map(is_summary, memory.get_all()))
+
+
+def test_simple_and_context_engines_of_llamaindex_work_on_them() -> None:
+    from llama_index.core.chat_engine import ContextChatEngine, SimpleChatEngine
+    from llama_index.core.retrievers import BaseRetriever
+    from llama_index.core.schema import NodeWithScore, TextNode
+
+    class Found(BaseRetriever):
+        def _retrieve(self, query_bundle: Any) -> list[NodeWithScore]:
+            return [NodeWithScore(node=TextNode(text=f"found for {query_bundle.query_str}"), score=1.0)]
+
+    for kind in ("simple", "context"):
+        memory = ChatSummaryMemoryBuffer.from_defaults(llm=Writer(), token_limit=40, tokenizer_fn=tokenize)
+        engine: Any = (
+            SimpleChatEngine.from_defaults(llm=Echo(), memory=memory)
+            if kind == "simple"
+            else ContextChatEngine.from_defaults(retriever=Found(), llm=Echo(), memory=memory)
+        )
+        for i in range(14):
+            assert str(engine.chat(f"{i} {WORD * 4}"))
+            settled(memory)
+        stored = memory.get_all()
+        assert sum(map(is_summary, stored)) == 1, kind
+        assert sum(len(tokenize(str(m.content))) for m in stored) <= 40 * 1.25 + 12, kind
+
+
+def test_summaries_are_nobodys_messages() -> None:
+    async def main() -> None:
+        memory = memory_of(Writer(), strict=True)
+        for i in range(8):
+            await memory.aput_messages(turn_of(3, 3, 0, i))
+        assert len(await memory.aget_all()) == 16
+        assert not any(map(is_summary, await memory.aget_all()))
+        await closed(memory)
+
+    asyncio.run(main())
+
+
+def test_a_database_that_fails_at_a_commit_costs_the_commit_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        memory = memory_of(Writer(), strict=True)
+
+        async def locked(*args: Any) -> bool:
+            raise OSError("database is locked")
+
+        monkeypatch.setattr(memory_module, "put_summary", locked)
+        for i in range(8):
+            await memory.aput_messages(turn_of(3, 3, 0, i))
+        assert len(await memory.aget()) == 16
         await closed(memory)
 
     asyncio.run(main())

@@ -100,6 +100,12 @@ class Upcoming(Unshared, Generic[M]):
         """What is warm is in use: it is not let go until `rest`."""
         if self._letting_go is not None:
             self._letting_go.cancel()
+        self.settle()
+
+    def settle(self) -> None:
+        """Nobody waits any more for what is being done here."""
+        if self._backend is not None:
+            self._lane.call(self._backend.settle, self.session)  # on the lane, so that it comes after `hurry`
 
     def rest(self) -> None:
         """It is in use no more, and is let go after a while."""

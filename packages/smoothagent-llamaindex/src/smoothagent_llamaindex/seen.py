@@ -36,11 +36,13 @@ class Shape(NamedTuple):
         llm: whose call.
         before: the messages before it.
         prompt: what else shapes the tokens.
+        params: the call's arguments besides its messages.
     """
 
     llm: LLM
     before: list[ChatMessage]
     prompt: Prompt
+    params: Mapping[str, Any]
 
     def opening(self, history: Sequence[ChatMessage]) -> list[ChatMessage]:
         """What a call with this history begins with, whatever the user asks next."""

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -18,6 +17,7 @@ from llama_index.core.storage.chat_store import SimpleChatStore
 from pydantic import Field, PrivateAttr
 
 from smoothagent import Backend
+from smoothagent.blocking import in_daemon_thread
 from smoothagent.harmless import harmless
 from smoothagent_llamaindex.codec import LlamaIndexCodec, alike
 from smoothagent_llamaindex.memory.upcoming import Upcoming
@@ -39,11 +39,12 @@ class ChatMemoryBuffer(BuiltIn):
         backend: the agent's server, if you have one made; default one that is made from the LLM that calls.
     """
 
-    warm: bool | None = Field(default=None, exclude=True)
+    warm: bool | None = None
     backend: Any = Field(default=None, exclude=True)
     _upcoming: Upcoming = PrivateAttr(default_factory=Upcoming)
     _initial: int = PrivateAttr(default=0)
     _given: list[ChatMessage] = PrivateAttr(default_factory=list[ChatMessage])
+    _expecting: Any = PrivateAttr(default=None)
 
     @classmethod
     def from_defaults(
@@ -65,21 +66,19 @@ class ChatMemoryBuffer(BuiltIn):
     def put(self, message: ChatMessage) -> None:
         """As the built-in."""
         super().put(message)
-        if answers(message) and not self._upcoming.idle:
-            self._expect()
+        self._was_put(message)
 
     def put_messages(self, messages: list[ChatMessage]) -> None:
         """As the built-in."""
         for message in messages:
             super().put(message)
-        if messages and answers(messages[-1]) and not self._upcoming.idle:
-            self._expect()
+        if messages:
+            self._was_put(messages[-1])
 
     async def aput(self, message: ChatMessage) -> None:
         """As the built-in."""
         await super().aput(message)
-        if answers(message) and not self._upcoming.idle:
-            await asyncio.to_thread(self._expect)  # which counts tokens, and may ask a database
+        self._was_put(message)
 
     def reset(self) -> None:
         """As the built-in."""
@@ -90,6 +89,12 @@ class ChatMemoryBuffer(BuiltIn):
         """As the built-in."""
         await super().areset()
         self._upcoming.forget()
+
+    def _was_put(self, message: ChatMessage) -> None:
+        if answers(message) and not self._upcoming.idle:
+            # Beside the answer, since tokens are counted, and a database may be asked.
+            work = in_daemon_thread(self._expect, "a memory's next prompt is not warmed")
+            self._expecting = self._upcoming.lane.spawn(work)
 
     def _expect(self) -> None:
         with harmless("a memory's next prompt"):

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.memory import InsertMethod
@@ -20,13 +20,27 @@ from pydantic import Field, PrivateAttr
 
 from smoothagent import Backend
 from smoothagent.harmless import harmless
+from smoothagent_llamaindex.codec import is_summary
 from smoothagent_llamaindex.memory.block import SummaryMemoryBlock
 from smoothagent_llamaindex.memory.buffer import answers
 from smoothagent_llamaindex.memory.rows import Row, put_summary, queue_of, summary_in
-from smoothagent_llamaindex.memory.running import RunningSummary, asking, growth_of, is_near
+from smoothagent_llamaindex.memory.running import RunningSummary, asked_last, asking, growth_of, is_near
 from smoothagent_llamaindex.memory.upcoming import Upcoming
 
+T = TypeVar("T")
 log = logging.getLogger("smoothagent")
+
+_ROWS = 8192
+"""Rows whose sizes are remembered."""
+_finishing: set[asyncio.Future[Any]] = set()
+
+
+async def finished(work: Coroutine[Any, Any, T]) -> T:
+    """What ``work`` returns; it is done even where its caller leaves."""
+    task = asyncio.ensure_future(work)
+    _finishing.add(task)
+    task.add_done_callback(_finishing.discard)
+    return await asyncio.shield(task)
 
 
 class Memory(BuiltIn):
@@ -56,6 +70,8 @@ class Memory(BuiltIn):
     _growth: int = PrivateAttr(default=0)
     _last: tuple[int, int | None] = PrivateAttr(default=(0, None))
     _first: ChatMessage | None = PrivateAttr(default=None)
+    _asked: bool = PrivateAttr(default=False)
+    _sizes: dict[int, int] = PrivateAttr(default_factory=dict[int, int])
 
     @classmethod
     def from_defaults(
@@ -81,10 +97,13 @@ class Memory(BuiltIn):
         rows = await queue_of(self.sql_store, self.session_id)
         # An agent asks again before each call of a run. Within one its prompt goes on as it began.
         if block is not None and rows and _end(rows) != self._last:
-            await self._settle(block, rows)
+            # At the end of a run an agent asks once more: it is not going to send this, and must not wait. Others, who
+            # put the question after they have asked, say what it is, or have never asked with one.
+            if not (input is None and self._asked and answers(rows[-1].message)):
+                await self._settle(block, rows)
             rows = await queue_of(self.sql_store, self.session_id)
         given = await super().aget(input=input, **block_kwargs)
-        self._last = _end(rows)
+        self._last, self._asked = _end(rows), bool(rows) and not answers(rows[-1].message)
         self._first = rows[0].message if rows else None
         self._upcoming.watch(given, warm=self.warm, given=self.backend)
         return given
@@ -93,6 +112,11 @@ class Memory(BuiltIn):
         """As the built-in: another history, for which a summary is used where it is one of that."""
         await super().aset(messages)
         self._size, self._growth, self._last, self._first = None, 0, (0, None), None
+
+    async def aget_all(self, status: MessageStatus | None = None) -> list[ChatMessage]:
+        """As the built-in; the summary is among what is archived, and among all messages it would be nobody's."""
+        found = await super().aget_all(status)
+        return found if status is not None else [message for message in found if not is_summary(message)]
 
     async def areset(self, status: MessageStatus | None = None) -> None:
         """As the built-in."""
@@ -159,18 +183,15 @@ class Memory(BuiltIn):
             return
         existing, messages = await self._summary(block), [row.message for row in rows]
         over = size > limit * 1.25
-        # Where the newest message is an answer nobody is going to send this: LlamaIndex's agents ask once more when a
-        # run has ended, and its end must not wait.
-        ended = answers(messages[-1])
         if running.fits(existing, messages) and self._leaves(rows) <= limit:
-            if over and not ended:
+            if over:
                 self._upcoming.hurry()
-            await running.await_(due=over and not ended)
+            await running.await_(due=over)
+            self._upcoming.settle()
             took = await self._take(block, rows, existing)
             if took is not None or (running.busy and not over):
                 return  # or it comes with a later turn
-        if not ended:
-            await self._on_the_spot(block, rows, existing)
+        await self._on_the_spot(block, rows, existing)
 
     def _leaves(self, rows: Sequence[Row]) -> int:
         """Tokens that the summary which is being written will leave in the queue."""
@@ -181,7 +202,7 @@ class Memory(BuiltIn):
         taken = self._running.take(existing, [row.message for row in rows])
         if taken is None:
             return None
-        return await self._put(block, rows, taken.covered, taken.text)
+        return await finished(self._put(block, rows, taken.covered, taken.text))
 
     async def _on_the_spot(self, block: SummaryMemoryBlock, rows: list[Row], existing: str) -> None:
         """Summarize what the built-in would let go, here and now."""
@@ -190,28 +211,30 @@ class Memory(BuiltIn):
             return
         self._running.drop()
         try:
-            text = await block.written([*block.pending, *(row.message for row in rows[:covered])], existing)
+            text = await block.written([row.message for row in rows[:covered]], existing)
         except Exception as error:
             log.warning("a summary failed, the messages stay in the queue: %r", error)
             return
-        await self._put(block, rows, covered, text)
+        await finished(self._put(block, rows, covered, text))
 
     async def _put(self, block: SummaryMemoryBlock, rows: list[Row], covered: int, text: str) -> bool:
-        if not await put_summary(self.sql_store, self.session_id, rows[:covered], text):
+        try:
+            put = await put_summary(self.sql_store, self.session_id, rows[:covered], text)
+        except Exception as error:  # a database that is locked, or has lost us: the queue is as it was
+            log.warning("session %s: a summary is not used: %r", self.session_id, error)
+            return False
+        if not put:
             log.info("the queue of session %s has changed: a summary is not used", self.session_id)
             return False
-        block.pending = []
-        self._size = self._tokens(rows[covered:])
-        others = [other for other in self.memory_blocks if other is not block]
-        if others:
-            gone = [row.message for row in rows[:covered]]
-            # They have left the queue: a block that fails must not keep them from the others, nor a caller that leaves.
-            ended = await asyncio.shield(
-                asyncio.gather(*(self._give(other, gone) for other in others), return_exceptions=True)
-            )
-            for error in ended:
-                if isinstance(error, BaseException):
-                    raise error
+        # As of the last answer, since a turn is what comes after it.
+        left = rows[covered:]
+        self._size = self._tokens(left[: asked_last([row.message for row in left])])
+        # They have left the queue: a block that fails must not keep them from the others.
+        gone = [row.message for row in rows[:covered]]
+        others = [self._give(other, gone) for other in self.memory_blocks if other is not block]
+        for error in await asyncio.gather(*others, return_exceptions=True):
+            if isinstance(error, BaseException):
+                raise error
         return True
 
     async def _give(self, block: Any, messages: Sequence[ChatMessage]) -> None:
@@ -221,7 +244,7 @@ class Memory(BuiltIn):
     # ---- before it -----------------------------------------------------------------------------
 
     async def _prepare(self, block: SummaryMemoryBlock, rows: list[Row]) -> None:
-        messages, sizes = [row.message for row in rows], [self._estimate_token_count(row.message) for row in rows]
+        messages, sizes = [row.message for row in rows], [self._size_of(row) for row in rows]
         size, limit, running = sum(sizes), self._limit, self._running
         growth = self._growth = growth_of(size, self._size, sizes, messages)
         self._size = size
@@ -229,19 +252,20 @@ class Memory(BuiltIn):
         if running.failed() or running.hangs():
             running.take(existing, messages)  # says so
             running.drop()
-        if running.fits(existing, messages) and self._leaves(rows) <= limit:
+        question = max((i for i, m in enumerate(messages) if m.role == MessageRole.USER), default=0)
+        if running.fits(existing, messages) and self._leaves(rows) + sizes[question] <= limit:
             self._upcoming.lane.spawn(self._warm_ahead(block, existing, messages))  # with what has come
             return
         if not is_near(size, growth, limit, self.soft):
             return
         # What is still to come until there is too much will be there, too, when the summary is taken.
-        to_come = growth * max(1, math.ceil((limit + 1 - size) / growth)) if growth and size <= limit else 0
+        to_come = growth * max(1, math.ceil((limit + 1 - size) / growth)) if growth else 0
         covered = self._surplus(rows, max(0.0, limit - to_come))
         if 0 < covered < len(rows):
             self._begin(block, existing, messages, covered)
 
     def _begin(self, block: SummaryMemoryBlock, existing: str, messages: list[ChatMessage], covered: int) -> None:
-        lane, request = self._upcoming.lane, block.request([*block.pending, *messages[:covered]], existing)
+        lane, request = self._upcoming.lane, block.request(messages[:covered], existing)
         writing = asking(
             *(block.llm, self._upcoming, request),
             accept_cut_off=block.accept_cut_off,
@@ -281,11 +305,22 @@ class Memory(BuiltIn):
 
     def _surplus(self, rows: Sequence[Row], limit: float) -> int:
         """How many of the oldest messages the built-in lets go, to leave at most ``limit`` tokens."""
-        sizes = [self._estimate_token_count(row.message) for row in rows]
+        sizes = [self._size_of(row) for row in rows]
         return oldest_to_go([row.message for row in rows], sizes, limit, self.token_flush_size)
 
     def _tokens(self, rows: Sequence[Row]) -> int:
-        return sum(self._estimate_token_count(row.message) for row in rows)
+        return sum(map(self._size_of, rows))
+
+    def _size_of(self, row: Row) -> int:
+        """Tokens of a message, counted once where its row is known."""
+        if row.id is None:
+            return self._estimate_token_count(row.message)
+        known = self._sizes.get(row.id)
+        if known is None:
+            if len(self._sizes) >= _ROWS:
+                self._sizes.clear()
+            known = self._sizes[row.id] = self._estimate_token_count(row.message)
+        return known
 
 
 def oldest_to_go(messages: Sequence[ChatMessage], sizes: Sequence[int], limit: float, chunk: int) -> int:

@@ -61,6 +61,12 @@ def growth_of(size: int, before: int | None, sizes: Sequence[int], messages: Seq
     return sum(sizes[asked:])
 
 
+def asked_last(messages: Sequence[ChatMessage]) -> int:
+    """Where the newest question stands, if nothing comes after it; else how many messages there are."""
+    last = len(messages) - 1
+    return last if messages and messages[last].role == MessageRole.USER else len(messages)
+
+
 def asking(
     llm: LLM,
     upcoming: Upcoming,

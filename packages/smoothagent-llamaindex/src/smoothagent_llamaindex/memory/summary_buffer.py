@@ -23,7 +23,7 @@ from smoothagent_llamaindex.codec import alike, is_summary, summary_message
 from smoothagent_llamaindex.memory.buffer import answers
 from smoothagent_llamaindex.memory.counts import Counts
 from smoothagent_llamaindex.memory.lock import Lock
-from smoothagent_llamaindex.memory.running import RunningSummary, asking, growth_of, is_near
+from smoothagent_llamaindex.memory.running import RunningSummary, asked_last, asking, growth_of, is_near
 from smoothagent_llamaindex.memory.upcoming import Upcoming
 
 log = logging.getLogger("smoothagent")
@@ -87,7 +87,7 @@ class ChatSummaryMemoryBuffer(BuiltIn):
 
     def get(self, input: str | None = None, initial_token_count: int = 0, **kwargs: Any) -> list[ChatMessage]:  # noqa: A002
         """As the built-in, with the summary that is due, if it is ready."""
-        del input, kwargs
+        del kwargs
         history = list(self.get_all())
         if not history:
             return []
@@ -99,10 +99,18 @@ class ChatSummaryMemoryBuffer(BuiltIn):
         self._room = limit
         # An agent asks again before each call of a run. Within one its prompt goes on as it began.
         if not self._is_as_given(history):
-            history = self._given(history, limit)
+            history = self._given(history, limit, ended=input is None and self._is_after_a_run(history))
         self._last = (len(history), history[-1])
         self._upcoming.watch(history, warm=self.warm, given=self.backend)
         return history
+
+    def _is_after_a_run(self, history: Sequence[ChatMessage]) -> bool:
+        """Whether an agent asks once more when its run has ended, which must not wait: it is not going to send this.
+
+        Others, who put the question after they have asked, say what it is, or have never asked with one.
+        """
+        asked = self._last[1]
+        return not self.strict and asked is not None and not answers(asked) and answers(history[-1])
 
     def _is_as_given(self, history: Sequence[ChatMessage]) -> bool:
         length, newest = self._last
@@ -156,25 +164,23 @@ class ChatSummaryMemoryBuffer(BuiltIn):
 
     # ---- at the limit --------------------------------------------------------------------------
 
-    def _given(self, history: list[ChatMessage], limit: int) -> list[ChatMessage]:
+    def _given(self, history: list[ChatMessage], limit: int, *, ended: bool) -> list[ChatMessage]:
         """What an agent is given of ``history``, which may be shorter afterwards."""
-        if not self._is_due(history, limit):
+        if ended or not self._is_due(history, limit):
             return history
         if self.llm is None:  # what is too much is dropped
             return self._replaced(history, history[: _pinned(history)], self._split(history, limit)[1])
         running, over = self._running, self.strict or self._tokens(history) > limit * 1.25
         fits = running.fits("", history) and self._leaves(history) <= limit
-        # Where the newest message is an answer nobody is going to send this: LlamaIndex's agents ask once more when a
-        # run has ended, and its end must not wait.
-        ended = not self.strict and answers(history[-1])
         if fits:
-            if over and not ended:
+            if over:
                 self._upcoming.hurry()
-            running.wait(due=over and not ended)
+            running.wait(due=over)
+            self._upcoming.settle()
             taken = self._taken(history, limit)
             if taken is not None:
                 return taken
-        if ended or (fits and running.busy and not over):
+        if fits and running.busy and not over:
             return history  # it comes with a later turn
         return self._on_the_spot(history, limit)
 
@@ -242,7 +248,8 @@ class ChatSummaryMemoryBuffer(BuiltIn):
                 return present  # another history, meanwhile
             put = present[len(history) :]
             self.chat_store.set_messages(self.chat_store_key, [*head, *tail, *put])
-        self._size = self._tokens([*head, *tail])
+        # As of the last answer, since a turn is what comes after it.
+        self._size = self._tokens([*head, *tail[: asked_last(tail)]])
         return [*head, *tail]
 
     # ---- before it -----------------------------------------------------------------------------
@@ -266,7 +273,8 @@ class ChatSummaryMemoryBuffer(BuiltIn):
         if running.failed() or running.hangs():
             running.take("", history)  # says so
             running.drop()
-        if running.fits("", history) and self._leaves(history) <= limit:
+        question = max((i for i, m in enumerate(history) if m.role == MessageRole.USER), default=0)
+        if running.fits("", history) and self._leaves(history) + sizes[question] <= limit:
             self._warm_ahead(history)  # with what has come
             return
         cut = self._cut(history, limit) if is_near(size, self._growth, limit, self.soft) else 0

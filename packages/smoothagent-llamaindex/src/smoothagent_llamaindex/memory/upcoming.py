@@ -48,6 +48,7 @@ class Upcoming(upcoming.Upcoming[ChatMessage]):
         self._llm: LLM | None = None
         self._gets = 0
         self._waiting: concurrent.futures.Future[None] | None = None
+        self._steady = True
 
     def watch(self, history: Sequence[ChatMessage], *, warm: bool | None, given: Backend | None = None) -> None:
         """An agent is about to send ``history``; ``given`` is its server, where the user has made a backend of it."""
@@ -57,8 +58,8 @@ class Upcoming(upcoming.Upcoming[ChatMessage]):
 
     @property
     def idle(self) -> bool:
-        """Whether nothing could be warmed: no call was seen yet, or its server is not prefilled."""
-        return self.shape is None or self.off
+        """Whether nothing is warmed: no call was seen yet, its server is not prefilled, or its beginning changes."""
+        return self.shape is None or self.off or not self._steady
 
     def expect(self, *histories: Sequence[ChatMessage]) -> None:
         """The agent's next prompt will hold one of these histories, the likeliest first."""
@@ -66,6 +67,8 @@ class Upcoming(upcoming.Upcoming[ChatMessage]):
             self._gets += 1
             if self._gets > 1:
                 self.say_once("seen", "nothing is warmed: no call of an LLM was seen that holds what the memory gave")
+            return
+        if not self._steady:
             return
         with harmless("a memory's next prompt"):
             self.warm(self.shape.prompt, *map(self.shape.opening, histories))
@@ -92,7 +95,9 @@ class Upcoming(upcoming.Upcoming[ChatMessage]):
             for start in range(len(messages) - len(history) + 1)
             if all(map(alike, history, messages[start : start + len(history)]))
         ]
-        return Shape(llm, list(messages[: starts[0]]), prompt_for(llm, params)) if len(starts) == 1 else None
+        if len(starts) != 1:
+            return None
+        return Shape(llm, list(messages[: starts[0]]), prompt_for(llm, params), dict(params))
 
     def sent(self, shape: Shape) -> None:
         """The agent has called its LLM."""
@@ -101,7 +106,16 @@ class Upcoming(upcoming.Upcoming[ChatMessage]):
             backend = given_for(self._given, shape.llm) or backend_for(shape.llm, warm=self._warms)
             idle = isinstance(backend, AsideBackend) and not backend.prefills
             self.serve(backend, LlamaIndexCodec(to_wire_of(shape.llm)), prefills=not idle)
-        self.shape = shape
+        before, self.shape = self.shape, shape
+        if isinstance(self.backend, AsideBackend):
+            self.backend.params = shape.params
+        # Engines that put what they have found into the system text begin anew on every turn.
+        same = before is None or [m.content for m in before.before] == [m.content for m in shape.before]
+        self._steady = same
+        if not same:
+            self.say_once(
+                "before", "nothing is warmed after a turn that began with another text than the one before it"
+            )
         self.stop()
         self.hold()
         if self.backend is not None:
@@ -125,6 +139,4 @@ class Upcoming(upcoming.Upcoming[ChatMessage]):
 
     async def _give_up_waiting(self) -> None:
         await asyncio.sleep(_SILENT)
-        self.first_token()
-        if self.backend is not None:
-            self.backend.main_done(self.session)
+        self.ended(None)
