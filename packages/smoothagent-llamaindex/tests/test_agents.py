@@ -32,6 +32,8 @@ from li import OUTPUT, llm_of, played, said, tool_of, turns_of, warmed_before, w
 from smoothagent import ConfigurationError, KeepRecent, Offload, OffloadStore, SlidingWindow, Summarize
 from smoothagent.read_tool import has_read_tool
 from smoothagent_llamaindex import CodeActAgent, Delegate, FunctionAgent, ReActAgent, read_offloaded, with_lookahead
+from smoothagent_llamaindex import conversations as conversations_module
+from smoothagent_llamaindex.aside import finish_reason
 from smoothagent_llamaindex.models import prompt_for
 
 
@@ -516,8 +518,9 @@ def test_impossible_arguments_are_refused_where_they_are_given() -> None:
         with_lookahead(MockLLM(), lambda: Summarize(2000), ceiling=1000)
 
 
-def test_a_conversation_ends_with_its_memory() -> None:
+def test_a_conversation_ends_with_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Or a run would hold the server's slots until it has long been idle."""
+    monkeypatch.setattr(conversations_module, "_GRACE", 0.01)
 
     async def main() -> Any:
         with serving(AgentServer(turns=4)) as server:
@@ -591,3 +594,83 @@ def test_results_whose_calls_have_no_ids_are_paired() -> None:
         history = [*history, said("tool", "r", additional_kwargs={"tool_call_id": "look"})]
         llm.chat(history)
     assert max(own.asked) <= 2 + 2 * 4
+
+
+def test_a_tool_that_edits_the_runs_state_leaves_the_conversation_what_it_is() -> None:
+    """LlamaIndex puts copies in the place of what the state holds, the memory included."""
+
+    async def main() -> tuple[AgentServer, int]:
+        with serving(AgentServer(turns=14)) as server:
+
+            async def look(ctx: Context, number: int) -> str:
+                """Look at something."""
+                async with ctx.store.edit_state() as state:
+                    state["number"] = number
+                await asyncio.to_thread(server.idle)
+                return f"{number} {OUTPUT}"
+
+            agent: Any = FunctionAgent(
+                tools=[look], llm=llm_of(server), system_prompt="S", strategy=lambda: KeepRecent(3, at_turns=6)
+            )
+            watch(server, agent.llm)
+            handler = agent.run(user_msg="the task", max_iterations=100)
+            await handler
+            gc.collect()
+            return server, len(agent.llm._lookahead.conversations.pool)
+
+    server, conversations = asyncio.run(main())
+    assert conversations == 1
+    counts = [turns_of(b) for b in server.main]
+    cuts = [i for i in range(1, len(counts)) if counts[i] < counts[i - 1]]
+    assert max(counts) <= 6
+    for i in cuts[1:]:
+        body = server.main[i]
+        assert warmed_before(server, body) >= len(body["messages"]) - 1
+
+
+def test_what_an_llm_notes_of_its_calls_stays() -> None:
+    class Counting(type(llm_of(AgentServer()))):  # pyright: ignore[reportUntypedBaseClass, reportGeneralTypeIssues]
+        n: int = 0
+
+        def chat(self, messages: Any, **kwargs: Any) -> ChatResponse:
+            self.n += 1
+            return super().chat(messages, **kwargs)
+
+    with serving(AgentServer(turns=0)) as server:
+        own: Any = Counting(model="m", api_base=server.url, api_key="x", is_chat_model=True, max_retries=0)
+        llm = with_lookahead(own, lambda: KeepRecent(2, at_turns=4))
+        for _ in range(3):
+            llm.chat(chat_of(2))
+        assert llm.n == 3
+
+
+def test_streams_that_are_lists_are_read() -> None:
+    class Lists(Own):
+        def stream_chat(self, messages: Any, **kwargs: Any) -> Any:
+            return [ChatResponse(message=said("assistant", "a"), delta="a")]
+
+    llm = with_lookahead(Lists(), lambda: KeepRecent(2, at_turns=4))
+    assert [r.delta for r in llm.stream_chat(chat_of(2))] == ["a"]
+
+
+@pytest.mark.parametrize("choice", [{"type": "auto"}, "auto", None])
+def test_calls_that_may_use_tools_are_conversations_whatever_form_that_has(choice: Any) -> None:
+    llm: Any = with_lookahead(Own(), lambda: KeepRecent(2, at_turns=4))
+    llm.chat(chat_of(2), tools=[{"name": "t"}], **({} if choice is None else {"tool_choice": choice}))
+    assert len(llm._lookahead.conversations.pool) == 1
+
+
+def test_bedrocks_tools_are_known_by_name() -> None:
+    prompt = prompt_for(MockLLM(), {"tools": {"tools": [{"toolSpec": {"name": "read_offloaded"}}], "toolChoice": {}}})
+    assert has_read_tool(prompt)
+
+
+def test_an_answer_that_ran_into_its_limit_is_known_as_such() -> None:
+    def ended(raw: Any) -> str | None:
+        return finish_reason(ChatResponse(message=said("assistant", "a"), raw=raw))
+
+    assert ended({"choices": [{"finish_reason": "length"}]}) == "length"
+    assert ended({"stop_reason": "max_tokens"}) == "length"
+    assert ended({"stop_reason": "end_turn"}) == "stop"
+    assert ended({"done_reason": "length"}) == "length"
+    assert ended(None) is None

@@ -48,7 +48,7 @@ class Upcoming(Unshared, Generic[M]):
         self._codec: Codec[M] | None = None
         self._future: concurrent.futures.Future[None] | None = None
         self._letting_go: concurrent.futures.Future[None] | None = None
-        self._off = False
+        self._off = self._held = False
         self._said: set[str] = set()
         after_fork(self._start_afresh)
 
@@ -98,6 +98,7 @@ class Upcoming(Unshared, Generic[M]):
 
     def hold(self) -> None:
         """What is warm is in use: it is not let go until `rest`."""
+        self._held = True
         if self._letting_go is not None:
             self._letting_go.cancel()
         self.settle()
@@ -109,6 +110,7 @@ class Upcoming(Unshared, Generic[M]):
 
     def rest(self) -> None:
         """It is in use no more, and is let go after a while."""
+        self._held = False
         if self._backend is not None:
             self._let_go_later(self._backend)
 
@@ -150,7 +152,8 @@ class Upcoming(Unshared, Generic[M]):
     def _let_go_later(self, backend: Backend) -> None:
         if self._letting_go is not None:
             self._letting_go.cancel()  # of one that was stopped, and ended later than this one began
-        self._letting_go = self._lane.spawn(self._let_go(backend))
+        if not self._held:
+            self._letting_go = self._lane.spawn(self._let_go(backend))
 
     async def _promote(self, backend: Backend) -> None:
         try:

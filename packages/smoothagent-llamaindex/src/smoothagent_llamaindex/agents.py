@@ -6,9 +6,12 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 import weakref
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from llama_index.core.agent.workflow import AgentOutput, BaseWorkflowAgent
@@ -17,14 +20,14 @@ from llama_index.core.agent.workflow import FunctionAgent as BuiltInFunction
 from llama_index.core.agent.workflow import ReActAgent as BuiltInReAct
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.memory import BaseMemory
+from llama_index.core.storage.chat_store import BaseChatStore
 
 from smoothagent import Backend, LookaheadStrategy
 from smoothagent_llamaindex.conversations import conversation_named, ended
 from smoothagent_llamaindex.isolation import Delegate
 from smoothagent_llamaindex.llm import LookaheadMixin, lookahead_of, with_lookahead
 
-_names: dict[int, tuple[weakref.ref[Any], str, set[str]]] = {}
-"""Names of the objects that hold a conversation, by identity: pydantic's objects cannot be looked up."""
+log = logging.getLogger("smoothagent")
 
 
 class FunctionAgent(BuiltInFunction):
@@ -130,29 +133,78 @@ def _look_ahead(
 
 
 async def _name_of(agent: BaseWorkflowAgent, ctx: Any, memory: BaseMemory | None) -> str | None:
-    """What tells the conversation that a step belongs to: the memory that it comes from, and the agent."""
+    """What tells the conversation that a step belongs to: the memory that it comes from, and the agent.
+
+    It stands in the run's own store, too, since workflows may put a copy in the place of a memory in the middle of one.
+    """
     if not isinstance(agent.llm, LookaheadMixin):
         return None
+    try:
+        key = f"smoothagent {agent.name}"
+        name = await ctx.store.get(key, default=None)
+        if not isinstance(name, str):
+            name = _name(agent.name, memory)
+            if name is not None:
+                await ctx.store.set(key, name)
+        if name is not None:
+            _HOLDERS.hold(_holder(memory), name, for_good=getattr(memory, "session_id", None) is None)
+    except Exception as error:  # a state of the user's own kind, or a memory that nothing can refer to
+        log.debug("a conversation of %s is told by its messages: %r", agent.name, error)
+        return None
+    return name
+
+
+def _name(agent: str, memory: BaseMemory | None) -> str | None:
     session = getattr(memory, "session_id", None)
+    if isinstance(session, str):
+        return f"{agent}/{session}"
+    known = _HOLDERS.name_of(_holder(memory))
+    return None if known is None else f"{agent}/{getattr(memory, 'chat_store_key', '')}/{known}"
+
+
+def _holder(memory: BaseMemory | None) -> object:
+    """What lives as long as a conversation does: several memories may be made on one store."""
     store: Any = getattr(memory, "chat_store", None)
-    holder = memory if isinstance(session, str) else store if store is not None else memory or ctx
-    part = session if isinstance(session, str) else str(getattr(memory, "chat_store_key", ""))
-    return _named(holder, f"{agent.name}/{part}")
+    return store if isinstance(store, BaseChatStore) else memory
 
 
-def _named(holder: object, part: str) -> str:
-    """A name for a part of what an object holds, for as long as that lives."""
-    number = id(holder)
-    found = _names.get(number)
-    if found is None or found[0]() is not holder:
-        name, parts = uuid.uuid4().hex, set[str]()
+class _Holders:
+    """Objects that hold conversations, by identity: pydantic's objects cannot be looked up."""
 
-        def forget(_: object) -> None:
-            _names.pop(number, None)
-            for known in parts:
-                ended(known)
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[weakref.ref[Any], str, dict[str, bool]]] = {}
+        self._alive: Counter[str] = Counter()
 
-        found = _names[number] = (weakref.ref(holder, forget), name, parts)
-    full = f"{part}/{found[1]}"
-    found[2].add(full)
-    return full
+    def name_of(self, holder: object) -> str | None:
+        """A name for an object, for as long as it lives; None for none."""
+        return None if holder is None else self._entry(holder)[1]
+
+    def hold(self, holder: object, conversation: str, *, for_good: bool) -> None:
+        """``holder`` holds ``conversation``, which ends with the last that does."""
+        held = self._entry(holder)[2]
+        if conversation not in held:
+            held[conversation] = for_good
+            self._alive[conversation] += 1
+
+    def _is_held(self, conversation: str) -> bool:
+        return self._alive[conversation] > 0
+
+    def _entry(self, holder: object) -> tuple[weakref.ref[Any], str, dict[str, bool]]:
+        number = id(holder)
+        found = self._known.get(number)
+        if found is None or found[0]() is not holder:
+            held: dict[str, bool] = {}
+
+            def forget(_: object) -> None:
+                self._known.pop(number, None)
+                for conversation, for_good in held.items():
+                    self._alive[conversation] -= 1
+                    if self._alive[conversation] <= 0:
+                        del self._alive[conversation]
+                        ended(conversation, for_good=for_good, still=partial(self._is_held, conversation))
+
+            found = self._known[number] = (weakref.ref(holder, forget), uuid.uuid4().hex, held)
+        return found
+
+
+_HOLDERS = _Holders()

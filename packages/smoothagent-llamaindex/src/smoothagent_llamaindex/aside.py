@@ -31,6 +31,9 @@ log = logging.getLogger("smoothagent")
 TAGS = {"smoothagent": "background"}
 """Instrumentation tags of what is called in the background; LlamaIndex has no way to leave it out."""
 
+IN_PROCESS = frozenset({"LlamaCPP_llm", "HuggingFace_LLM"})
+"""LLMs whose model is an object of this process: what a thread asks of it runs into the agent's own call."""
+
 _unseen: ContextVar[bool] = ContextVar("smoothagent_unseen", default=False)
 
 
@@ -62,7 +65,7 @@ class AsideBackend(ObjectBackend[ChatMessage]):
     """
 
     def __init__(self, llm: LLM, *, warm: bool) -> None:
-        one = limited(llm, 1)
+        one = None if llm.class_name() in IN_PROCESS else limited(llm, 1)
         if warm and one is None:
             log.warning("%s: nothing is warmed, since no way is known to ask it for one token", type(llm).__name__)
         super().__init__(type(llm).__name__, warm=warm and one is not None)
@@ -86,7 +89,9 @@ class AsideBackend(ObjectBackend[ChatMessage]):
         extends_main: bool = True,
     ) -> Generated:
         """What the LLM object answers, with the agent's tools. Raises BackendError."""
-        del conversation, prompt, lookahead, extends_main
+        del conversation, prompt, extends_main
+        if lookahead and self._llm.class_name() in IN_PROCESS:
+            raise BackendError(f"{self._name} runs in this process, one call at a time: it is asked when it has to be")
         natives = [native for wire in messages if isinstance(native := getattr(wire, "native", None), ChatMessage)]
         if len(natives) < len(messages):
             raise BackendError(f"{len(messages) - len(natives)} of {len(messages)} messages are none of LlamaIndex's")
@@ -94,7 +99,9 @@ class AsideBackend(ObjectBackend[ChatMessage]):
         more = {k: v for k, v in self.params.items() if k not in ("tool_choice", "tool_required")}
         response = await self._answer(natives, max_tokens, more)
         calls = LlamaIndexCodec().decode(response.message).tool_calls
-        return Generated(response.message.content or "", "stop", bool(calls), usage_of(response) or Usage())
+        usage = usage_of(response) or Usage()
+        reason = finish_reason(response) or ("length" if 0 < max_tokens <= usage.completion_tokens else "stop")
+        return Generated(response.message.content or "", reason, bool(calls), usage)
 
     async def _answer(self, natives: Sequence[ChatMessage], max_tokens: int, params: Mapping[str, Any]) -> ChatResponse:
         # What the call says is overridden by the object's own fields, so that a copy is asked that says it.
@@ -111,12 +118,28 @@ def quiet(llm: LLM) -> LLM:
 def limited(llm: LLM, tokens: int) -> dict[str, Any] | None:
     """The fields of a copy of ``llm`` that answers with at most so many tokens; None where no limit is known."""
     fields = type(llm).model_fields
+    if llm.class_name() == "LlamaCPP_llm":
+        given: dict[str, Any] = dict(getattr(llm, "generate_kwargs", None) or {})
+        return {"generate_kwargs": {**given, "max_tokens": tokens}}
     update: dict[str, Any] = {k: tokens for k in ("max_tokens", "max_new_tokens") if k in fields}
     more = dict(getattr(llm, "additional_kwargs", None) or {})
     own = {k: tokens for k in ("max_tokens", "max_completion_tokens", "num_predict") if k in more}
     if llm.class_name() == "Ollama_llm":
         own["num_predict"] = tokens
-    return {**update, "additional_kwargs": {**more, **own}} if own else update or None
+    # One limit only: some models refuse the other.
+    return {"additional_kwargs": {**more, **own}} if own else update or None
+
+
+def finish_reason(response: ChatResponse) -> str | None:
+    """Why an answer ended, as OpenAI says it; None where its LLM does not tell."""
+    raw: Any = response.raw
+
+    def field(source: Any, name: str) -> Any:
+        return source.get(name) if isinstance(source, Mapping) else getattr(source, name, None)
+
+    choices = field(raw, "choices")
+    told = field(choices[0], "finish_reason") if choices else field(raw, "stop_reason") or field(raw, "done_reason")
+    return {"max_tokens": "length", "end_turn": "stop"}.get(told, told) if isinstance(told, str) else None
 
 
 def usage_of(response: ChatResponse) -> Usage | None:

@@ -135,7 +135,10 @@ def _content(native: ChatMessage) -> Content:
 
 
 def _part(block: Mapping[str, Any]) -> dict[str, Any]:
-    return {"type": block.get("block_type"), **{k: v for k, v in block.items() if k != "block_type" and v is not None}}
+    kind = block.get("block_type")
+    told = {k: v for k, v in block.items() if k != "block_type" and v is not None}
+    # As the wire calls it; the core counts media by their kind, and not by the length of their data.
+    return {"type": "file" if kind == "document" else kind, **told}
 
 
 def _blocks(content: Content) -> list[ContentBlock]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import threading
 import uuid
@@ -25,6 +26,9 @@ _TWINS = 16
 """Conversations at once that begin alike."""
 _OPENINGS = 1024
 """Openings whose conversations are remembered."""
+
+_GRACE = 30.0
+"""Seconds for which a conversation that nothing holds may be taken up again."""
 
 _named: ContextVar[str | None] = ContextVar("smoothagent_conversation", default=None)
 
@@ -82,14 +86,22 @@ class Conversation(LookaheadRuntime[ChatMessage]):
 _all: weakref.WeakSet[Conversations] = weakref.WeakSet()
 
 
-def ended(name: str) -> None:
-    """Called by the garbage collector, anywhere: whatever held the conversations of this name is gone."""
+def ended(name: str, *, for_good: bool, still: Callable[[], bool]) -> None:
+    """Whatever held the conversations of this name is gone. Called by the garbage collector, anywhere.
 
-    def on_the_lane() -> None:
+    Args:
+        name: which.
+        for_good: as `Conversations.end` takes it.
+        still: whether something holds them after all: workflows put copies in the place of what they hold.
+    """
+    process_lane().later(lambda: process_lane().spawn(_end_later(name, for_good, still)))
+
+
+async def _end_later(name: str, for_good: bool, still: Callable[[], bool]) -> None:
+    await asyncio.sleep(_GRACE)
+    if not still():
         for conversations in tuple(_all):
-            conversations.end(name)
-
-    process_lane().later(on_the_lane)
+            conversations.end(name, for_good=for_good)
 
 
 class Taken(NamedTuple):
@@ -174,16 +186,23 @@ class Conversations:
             raise
 
     def give_back(self, key: str) -> None:
-        """A call has ended."""
-        with self._lock:
-            self._busy.discard(key)
+        """A call has ended. Without the lock, which a garbage collection that ends a stream may find taken."""
+        self._busy.discard(key)
 
-    def end(self, name: str) -> None:
-        """Whatever held the conversation of this name is gone: nobody will go on with it."""
+    def end(self, name: str, *, for_good: bool) -> None:
+        """Whatever held the conversation of this name is gone.
+
+        Args:
+            name: which.
+            for_good: nobody can go on with it; else it keeps its record, and nothing of the server's.
+        """
         with self._lock:
-            keys = [f"{name}\0{i}" for i in range(self._twins.pop(name, 0))]
-        for key in keys:
-            self.pool.drop(key)
+            count = self._twins.pop(name, 0) if for_good else self._twins.get(name, 0)
+        for key in (f"{name}\0{i}" for i in range(count)):
+            if for_good:
+                self.pool.drop(key)
+            elif (known := self.pool.peek(key)) is not None:
+                known.rest()
 
     def _key(self, opening: str, messages: Sequence[ChatMessage]) -> str | None:
         """One that goes on in these messages, else the most alike that nobody uses, else a new one."""

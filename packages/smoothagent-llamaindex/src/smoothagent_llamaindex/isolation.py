@@ -19,11 +19,12 @@ from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.llms import LLM
 from llama_index.core.tools import BaseTool
 
-from smoothagent import Backend, ConfigurationError, Delegation, Ledger, MainRequest, Prompt
+from smoothagent import Backend, ConfigurationError, Delegation, Ledger, MainRequest
 from smoothagent.forks import after_fork
 from smoothagent.harmless import harmless
 from smoothagent.jsonstream import FieldStream
 from smoothagent.lane import process_lane
+from smoothagent_llamaindex.aside import AsideBackend
 from smoothagent_llamaindex.codec import LlamaIndexCodec, alike
 from smoothagent_llamaindex.models import backend_for, given_for, prompt_for, same_model, to_wire_of
 
@@ -69,25 +70,23 @@ class Delegate:
         text = self.agent.system_prompt
         return [ChatMessage(role=MessageRole.SYSTEM, content=text)] if text else []
 
-    def prompt(self) -> Prompt | None:
-        """What else shapes its first request; None where only its run can tell."""
+    def params(self) -> dict[str, Any] | None:
+        """The arguments of its first call besides the messages; None where only its run can tell."""
         agent = self.agent
         if not isinstance(agent, FunctionAgent) or agent.tool_retriever is not None or agent.initial_state:
             return None
-        tools = [tool for tool in agent.tools or () if isinstance(tool, BaseTool)]
         llm: Any = agent.llm
-        if not hasattr(llm, "_prepare_chat_with_tools_compat"):
+        # A server may leave out the tools that its first call must not use.
+        if agent.initial_tool_choice is not None or not hasattr(llm, "_prepare_chat_with_tools_compat"):
             return None
-        more: dict[str, Any] = {}
-        if agent.initial_tool_choice is not None:
-            more["tool_choice"] = agent.initial_tool_choice
-        params = dict(
+        tools = [tool for tool in agent.tools or () if isinstance(tool, BaseTool)]
+        made: dict[str, Any] = dict(
             llm._prepare_chat_with_tools_compat(
-                tools, chat_history=[], allow_parallel_tool_calls=agent.allow_parallel_tool_calls, **more
+                tools, chat_history=[], allow_parallel_tool_calls=agent.allow_parallel_tool_calls
             )
         )
-        params.pop("messages", None)
-        return prompt_for(llm, params)
+        made.pop("messages", None)
+        return made
 
 
 class Opened:
@@ -236,18 +235,21 @@ class Delegates:
     def open(self, tool: str) -> Opened | None:
         """Begin to warm the sub-agent of a tool; None where it has none, or nothing is known of its prompt."""
         delegate = self._delegates.get(tool)
-        prompt = delegate.prompt() if delegate is not None else None
-        if delegate is None or prompt is None:
+        params = delegate.params() if delegate is not None else None
+        if delegate is None or params is None:
             return None
         llm, before = delegate.agent.llm, delegate.before
+        backend = given_for(self._backend, llm) or backend_for(llm, warm=self._warm)
+        if isinstance(backend, AsideBackend):
+            backend.params = params
         opened = Opened(
             delegate,
             Delegation(
-                backend=given_for(self._backend, llm) or backend_for(llm, warm=self._warm),
+                backend=backend,
                 codec=LlamaIndexCodec(to_wire_of(llm)),
                 lane=process_lane(),
                 ledger=self.ledger,
-                prompt=prompt,
+                prompt=prompt_for(llm, params),
                 head=delegate.head(),
                 instruction=lambda text: ChatMessage(role=MessageRole.USER, content=before + text),
             ),

@@ -10,7 +10,7 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any, Self, TypeVar, cast
+from typing import Any, NamedTuple, Self, TypeVar, cast
 
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, MessageRole
 from llama_index.core.llms import LLM
@@ -70,7 +70,6 @@ def with_lookahead(
         conversations = Conversations(strategy, warm=warm, backend=backend, lookahead=lookahead, ceiling=ceiling)
     heard = known.delegates if known is not None and delegates is None else None
     own._lookahead = Lookahead(conversations, heard or Delegates(delegates or {}, warm=warm, backend=backend))
-    own._extras = {}
     return made
 
 
@@ -127,7 +126,10 @@ class Lookahead:
         if is_named():
             return True
         # A call that must be of a certain tool asks for a structured answer.
-        if self.named_only or params.get("tool_choice") not in (None, "auto", "none"):
+        choice = params.get("tool_choice")
+        if isinstance(choice, Mapping):  # Anthropic's form
+            choice = cast("Mapping[str, Any]", choice).get("type")
+        if self.named_only or choice not in (None, "auto", "none"):
             return False
         return bool(params.get("tools")) or any(m.role == MessageRole.ASSISTANT for m in messages)
 
@@ -207,20 +209,6 @@ class Call:
         """Marks, paces and measures it."""
         return self._request
 
-    def routed(self) -> LLM:
-        """The LLM with what its server needs to know of the call; `request` must have been entered."""
-        extras = self.request.extras
-        if not extras:
-            return self._llm
-        own: Any = self._llm
-        if getattr(own, "reuse_client", False):
-            # Made for the original, so that its copies share them.
-            own._get_client()
-            own._get_aclient()
-        copy: Any = own.model_copy()
-        copy._extras = extras
-        return copy
-
     def heard(self, response: ChatResponse) -> None:
         """A piece of the answer has come."""
         try:
@@ -266,7 +254,6 @@ class LookaheadMixin:
     __slots__ = ()  # or an LLM could not change its class
 
     _lookahead: Lookahead | None
-    _extras: Mapping[str, Any]
 
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """As the LLM's own, with the view."""
@@ -275,8 +262,8 @@ class LookaheadMixin:
             return _own(self).chat(messages, **kwargs)
         with contextlib.closing(call):
             view = call.view()
-            with call.request, _within(self._lookahead):
-                response = _own(call.routed()).chat(view, **kwargs)
+            with call.request as request, _within(self._lookahead, request.extras):
+                response = _own(self).chat(view, **kwargs)
             call.answered(response)
         return response
 
@@ -287,21 +274,21 @@ class LookaheadMixin:
             return await _own(self).achat(messages, **kwargs)
         with contextlib.closing(call):
             view = await call.aview()
-            async with call.request:
-                with _within(self._lookahead):
-                    response = await _own(call.routed()).achat(view, **kwargs)
+            async with call.request as request:
+                with _within(self._lookahead, request.extras):
+                    response = await _own(self).achat(view, **kwargs)
             call.answered(response)
         return response
 
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> Generator[ChatResponse, None, None]:
         """As the LLM's own, with the view; as with most LLMs nothing happens before the first piece is asked for."""
-        if self._lookahead is None or is_unseen() or _inside.get() is self._lookahead:
+        if self._lookahead is None or is_unseen() or _is_inside(self._lookahead):
             return _own(self).stream_chat(messages, **kwargs)
         return self._streamed(messages, kwargs)
 
     async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> AsyncGenerator[ChatResponse, None]:
         """As the LLM's own, with the view; as with most LLMs nothing happens before the first piece is asked for."""
-        if self._lookahead is None or is_unseen() or _inside.get() is self._lookahead:
+        if self._lookahead is None or is_unseen() or _is_inside(self._lookahead):
             return await _own(self).astream_chat(messages, **kwargs)
         return self._astreamed(messages, kwargs)
 
@@ -312,14 +299,15 @@ class LookaheadMixin:
             return
         with contextlib.closing(call):
             view, last = call.view(), None
-            with call.request:
-                with _within(self._lookahead):
-                    answer = _own(call.routed()).stream_chat(view, **kwargs)
+            with call.request as request:
+                with _within(self._lookahead, request.extras):
+                    answer = _own(self).stream_chat(view, **kwargs)
+                pieces = iter(answer)
                 try:
                     while True:
                         # Whoever reads must not find himself inside of the call.
-                        with _within(self._lookahead):
-                            response = next(answer, None)
+                        with _within(self._lookahead, request.extras):
+                            response = next(pieces, None)
                         if response is None:
                             break
                         last = response
@@ -334,38 +322,43 @@ class LookaheadMixin:
         self, messages: Sequence[ChatMessage], kwargs: dict[str, Any]
     ) -> AsyncGenerator[ChatResponse, None]:
         call = self._begin(messages, kwargs)
-        with contextlib.closing(call) if call is not None else contextlib.nullcontext():
-            view, last = (await call.aview() if call is not None else messages), None
-            async with call.request if call is not None else contextlib.nullcontext():
-                with _within(self._lookahead):
-                    llm = call.routed() if call is not None else self
-                    answer = await _own(llm).astream_chat(view, **kwargs)
+        if call is None:
+            answer = await _own(self).astream_chat(messages, **kwargs)
+            async for response in answer:
+                yield response
+            return
+        with contextlib.closing(call):
+            view, last = await call.aview(), None
+            async with call.request as request:
+                with _within(self._lookahead, request.extras):
+                    answer = await _own(self).astream_chat(view, **kwargs)
+                pieces = aiter(answer)
                 try:
                     while True:
                         # Whoever reads must not find himself inside of the call.
-                        with _within(self._lookahead):
-                            response = await anext(answer, None)
+                        with _within(self._lookahead, request.extras):
+                            response = await anext(pieces, None)
                         if response is None:
                             break
                         last = response
-                        if call is not None:
-                            call.heard(last)
+                        call.heard(last)
                         yield last
                 finally:
                     if hasattr(answer, "aclose"):
                         await answer.aclose()
-            if call is not None:
-                call.answered(last)
+            call.answered(last)
 
     def _begin(self, messages: Sequence[ChatMessage], kwargs: Mapping[str, Any]) -> Call | None:
-        if self._lookahead is None or is_unseen() or _inside.get() is self._lookahead:
+        if self._lookahead is None or is_unseen() or _is_inside(self._lookahead):
             return None
         return self._lookahead.begin(cast("LLM", self), messages, kwargs)
 
     def _get_model_kwargs(self, **kwargs: Any) -> dict[str, Any]:
         """As OpenAI's own, with what routes the call: in the request, and in nobody's traces."""
         made: dict[str, Any] = cast("Any", super())._get_model_kwargs(**kwargs)
-        return merged(made, dict(self._extras)) if self._extras else made
+        inside = _inside.get()
+        extras = inside.extras if inside is not None and inside.lookahead is self._lookahead else {}
+        return merged(made, dict(extras)) if extras else made
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickled as the LLM it was made of: what runs in this process does not travel."""
@@ -378,17 +371,34 @@ def lookahead_of(llm: LLM) -> Lookahead:
     return own._lookahead
 
 
-_inside: ContextVar[Lookahead | None] = ContextVar("smoothagent_inside", default=None)
+class _Inside(NamedTuple):
+    """A call of an LLM's own methods.
+
+    Attributes:
+        lookahead: whose.
+        extras: what routes the request that it makes.
+    """
+
+    lookahead: Lookahead | None
+    extras: Mapping[str, Any]
+
+
+_inside: ContextVar[_Inside | None] = ContextVar("smoothagent_inside", default=None)
 
 
 @contextlib.contextmanager
-def _within(lookahead: Lookahead | None) -> Generator[None]:
+def _within(lookahead: Lookahead | None, extras: Mapping[str, Any]) -> Generator[None]:
     """What an LLM's own methods call of the same LLM is no other call: many make a stream of a chat, or so."""
-    token = _inside.set(lookahead)
+    token = _inside.set(_Inside(lookahead, extras))
     try:
         yield
     finally:
         _inside.reset(token)
+
+
+def _is_inside(lookahead: Lookahead) -> bool:
+    inside = _inside.get()
+    return inside is not None and inside.lookahead is lookahead
 
 
 def plain(llm: LLM) -> LLM:
@@ -399,8 +409,7 @@ def plain(llm: LLM) -> LLM:
     own = next(c for c in type(llm).__mro__[1:] if c is not LookaheadMixin)
     object.__setattr__(copy, "__class__", own)
     private: dict[str, Any] = dict(copy.__pydantic_private__ or {})
-    for name in ("_lookahead", "_extras"):
-        private.pop(name, None)
+    private.pop("_lookahead", None)
     object.__setattr__(copy, "__pydantic_private__", private or None)
     return copy
 
@@ -418,7 +427,7 @@ def _class_of(llm: type[LLM]) -> type[LLM]:
     found = _classes.get(llm)
     if found is None:
         names = {"__module__": llm.__module__, "__qualname__": llm.__qualname__, "__doc__": llm.__doc__}
-        more = {"_lookahead": PrivateAttr(default=None), "_extras": PrivateAttr(default_factory=dict[str, Any])}
+        more = {"_lookahead": PrivateAttr(default=None)}
         # No method of it is in the class itself, so that none becomes a span of its own in the user's traces.
         made: Any = type(llm)
         found = _classes[llm] = made(llm.__name__, (LookaheadMixin, llm), {**names, **more})

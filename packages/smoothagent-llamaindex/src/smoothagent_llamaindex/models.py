@@ -121,9 +121,11 @@ def prompt_for(llm: LLM, params: Mapping[str, Any]) -> Prompt:
 def _as_mappings(tools: object) -> list[dict[str, Any]]:
     """Whatever an LLM calls its tools, as the core reads them: by name."""
     made: list[dict[str, Any]] = []
+    if isinstance(tools, Mapping):  # Bedrock's
+        tools = tools.get("tools")
     for tool in tools if isinstance(tools, (list, tuple)) else ():
         if isinstance(tool, Mapping):
-            made.append(dict(tool))
+            made.append(dict(tool.get("toolSpec", tool)))
         elif isinstance(tool, BaseTool):
             made.append(tool.metadata.to_openai_tool(skip_length_check=True))
         else:  # Google's declare several functions in one

@@ -8,10 +8,10 @@ from typing import Any
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.llms import LLM
 
-from smoothagent import Backend, SummaryRejectedError, running
+from smoothagent import Backend, BackendError, Generated, Usage, running
 from smoothagent.model import checked
 from smoothagent.serving.through_object import ObjectBackend
-from smoothagent_llamaindex.aside import in_thread, limited, quiet
+from smoothagent_llamaindex.aside import IN_PROCESS, finish_reason, in_thread, limited, quiet
 from smoothagent_llamaindex.codec import LlamaIndexCodec, alike
 from smoothagent_llamaindex.memory.upcoming import Upcoming
 from smoothagent_llamaindex.models import backend_for, given_for, prompt_for, to_wire_of
@@ -118,11 +118,13 @@ async def _ask(llm: LLM, upcoming: Upcoming, request: list[ChatMessage], accept_
             generated_tokens=max(0, answer.usage.completion_tokens),
         )
         return checked(answer, most, accept_cut_off=accept_cut_off)
+    if llm.class_name() in IN_PROCESS:
+        name = type(llm).__name__
+        raise BackendError(f"{name} runs in this process, one call at a time: it is asked when it has to be")
     one = quiet(llm)
     if limit <= 0:
         one = one.model_copy(update=limited(one, most) or {})
     response = await in_thread(lambda: one.chat(request))
-    text = response.message.content or ""
-    if not text.strip():
-        raise SummaryRejectedError("the LLM's summary is empty; the messages are kept")
-    return text
+    text, reason = response.message.content or "", finish_reason(response)
+    answer = Generated(text, reason or "stop", tool_calls=False, usage=Usage())
+    return checked(answer, most, accept_cut_off=accept_cut_off)
