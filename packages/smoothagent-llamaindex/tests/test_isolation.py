@@ -17,13 +17,23 @@ from llama_index.core.llms import MockLLM
 
 from agent_server import AgentServer, serving
 from li import OUTPUT, llm_of
-from smoothagent import ConfigurationError, KeepRecent
+from smoothagent import ConfigurationError, KeepRecent, OpenAIBackend, Stream
 from smoothagent_llamaindex import Delegate, FunctionAgent
 
 TASK = 'Find out what the function does, "all" of it, and say so in détail. ' * 6
 
 
-def delegated(*, template: str | None = None, strategy: Any = None, calls: bool = True) -> AgentServer:
+class Marked(OpenAIBackend):
+    """Marks each of the agents' calls with its conversation."""
+
+    def route(self, conversation: str, stream: Stream) -> dict[str, Any]:
+        super().route(conversation, stream)
+        return {"extra_body": {"user": conversation}}
+
+
+def delegated(
+    *, template: str | None = None, strategy: Any = None, calls: bool = True, of_its_own: Any = None
+) -> AgentServer:
     """An agent that hands a task to another, which uses a tool and answers."""
 
     async def main() -> AgentServer:
@@ -50,7 +60,10 @@ def delegated(*, template: str | None = None, strategy: Any = None, calls: bool 
                 """Look at something."""
                 return f"{number} {OUTPUT}"
 
-            helper: Any = BuiltIn(name="helper", tools=[look], llm=llm_of(server), system_prompt="HELPER " * 40)
+            backend = Marked(server.url, "m") if of_its_own else None
+            given: dict[str, Any] = {"strategy": of_its_own, "backend": backend} if of_its_own else {}
+            make: Any = FunctionAgent if of_its_own else BuiltIn
+            helper = make(name="helper", tools=[look], llm=llm_of(server), system_prompt="HELPER " * 40, **given)
 
             async def research(prompt: str) -> str:
                 """Research something."""
@@ -68,6 +81,7 @@ def delegated(*, template: str | None = None, strategy: Any = None, calls: bool 
                 llm=llm_of(server),
                 system_prompt="BOSS",
                 strategy=strategy,
+                backend=backend,
                 delegates={"research": Delegate(helper, field="prompt", template=template)},
             )
             await boss.run(user_msg="the task", max_iterations=50)
@@ -98,3 +112,14 @@ def test_a_template_without_its_field_is_refused() -> None:
     helper = BuiltIn(name="helper", tools=[], llm=MockLLM())
     with pytest.raises(ConfigurationError, match=r"it must hold \{prompt\}"):
         FunctionAgent(tools=[], llm=MockLLM(), delegates={"t": Delegate(helper, field="prompt", template="Do it")})
+
+
+def test_a_sub_agent_with_a_strategy_goes_on_in_the_stream_that_was_warmed() -> None:
+    server = delegated(of_its_own=lambda: KeepRecent(3, at_turns=6))
+    helpers = [b for b in server.main if b["messages"][0]["content"].startswith("HELPER")]
+    runs = [[b["user"] for b in helpers[:3]], [b["user"] for b in helpers[3:]]]
+    assert [len(run) for run in runs] == [3, 3]
+    for run in runs:
+        assert len(set(run)) == 1, "all calls of a run in one conversation"
+    assert runs[0][0] != runs[1][0]
+    assert all("\0" not in run[0] for run in runs), "the delegation's"

@@ -226,9 +226,24 @@ class LookaheadRuntime(Generic[M]):
         child: LookaheadRuntime[M] = LookaheadRuntime(
             strategy, prompt=delegation.prompt, session=delegation.session, **{**inherited, **more}
         )
-        child._lookahead.delivery = delegation.handed_on()
-        child._calls.first_usage = delegation.request_usage
+        child.go_on_from(delegation)
         return child
+
+    def go_on_from(self, delegation: Delegation[M]) -> None:
+        """This runtime, made with a delegation's session, goes on with the stream that was warmed for it.
+
+        Close this instead of the delegation.
+
+        Raises:
+            ConfigurationError: it was not committed, or is over, or has another session.
+        """
+        if delegation.session != self.session:
+            raise ConfigurationError(
+                f"a runtime of session {self.session!r} cannot go on from a delegation of session "
+                f"{delegation.session!r}: make it with session=delegation.session"
+            )
+        self._lookahead.delivery = delegation.handed_on()
+        self._calls.first_usage = delegation.request_usage
 
     # ---- records, closing ----------------------------------------------------------------------
 

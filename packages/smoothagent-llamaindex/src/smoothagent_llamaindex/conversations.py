@@ -16,7 +16,7 @@ from typing import NamedTuple
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.llms import LLM
 
-from smoothagent import Backend, LookaheadRuntime, LookaheadStrategy, Prompt, RuntimePool
+from smoothagent import Backend, Delegation, LookaheadRuntime, LookaheadStrategy, Prompt, RuntimePool
 from smoothagent.forks import after_fork
 from smoothagent.lane import process_lane
 from smoothagent_llamaindex.codec import LlamaIndexCodec, alike
@@ -57,10 +57,17 @@ class Conversation(LookaheadRuntime[ChatMessage]):
     """
 
     def __init__(
-        self, key: str, llm: LLM, strategy: LookaheadStrategy, backend: Backend, *, lookahead: bool, ceiling: int | None
+        self,
+        session: str,
+        llm: LLM,
+        strategy: LookaheadStrategy,
+        backend: Backend,
+        *,
+        lookahead: bool,
+        ceiling: int | None,
     ) -> None:
         codec = LlamaIndexCodec(to_wire_of(llm))
-        super().__init__(strategy, backend=backend, codec=codec, session=key, ceiling=ceiling, lookahead=lookahead)
+        super().__init__(strategy, backend=backend, codec=codec, session=session, ceiling=ceiling, lookahead=lookahead)
         self.llm = llm
         self.last: list[ChatMessage] = []
 
@@ -150,7 +157,7 @@ class Conversations:
         self._lookahead, self._ceiling = lookahead, ceiling
         # Two LLM objects may serve one name: each has a conversation of its own at the server.
         self._mine = uuid.uuid4().hex[:8]
-        self._making: dict[str, LLM] = {}
+        self._making: dict[str, tuple[LLM, str | None]] = {}
         self._busy: set[str] = set()
         self._twins: OrderedDict[str, int] = OrderedDict()
         self.pool: RuntimePool[ChatMessage] = RuntimePool(self._make, limit=limit)
@@ -163,7 +170,13 @@ class Conversations:
         self._lock = threading.RLock()
         self._busy = set()
 
-    def take(self, llm: LLM, opening: str, messages: Sequence[ChatMessage]) -> Taken | None:
+    def take(
+        self,
+        llm: LLM,
+        opening: str,
+        messages: Sequence[ChatMessage],
+        delegation: Delegation[ChatMessage] | None = None,
+    ) -> Taken | None:
         """The conversation that is about to send ``messages``; nobody else gets it until it is given back.
 
         None where too many that begin alike are under way: that call goes as it is.
@@ -172,15 +185,19 @@ class Conversations:
             llm: the LLM that it is about to call.
             opening: what tells it from others, as `opening_of` says.
             messages: as the agent sends them.
+            delegation: what was warmed for it, where it is a sub-agent's first call: it goes on in that stream.
         """
         self.pool.sweep()
         with self._lock:
-            key = self._key(opening, messages)
+            key = self._key(opening, messages) if delegation is None else self._new(opening)
             if key is None:
                 return None
             self._busy.add(key)
         try:
-            return Taken(self, key, self._open(key, llm))
+            conversation = self._open(key, llm, delegation)
+            if delegation is not None:
+                conversation.go_on_from(delegation)
+            return Taken(self, key, conversation)
         except BaseException:
             self.give_back(key)
             raise
@@ -218,22 +235,26 @@ class Conversations:
             return likest
         if unused := [key for key in free if key not in known]:
             return unused[0]
+        return likest if count >= _TWINS else self._new(opening)
+
+    def _new(self, opening: str) -> str | None:
+        """One that there has not been; None where there are too many that begin alike."""
+        count = self._twins.get(opening, 0)
         if count >= _TWINS:
-            return likest
+            return None
         self._twins[opening] = count + 1
         self._twins.move_to_end(opening)
         while len(self._twins) > _OPENINGS:
             self._twins.popitem(last=False)
         return f"{opening}\0{count}"
 
-    def _open(self, key: str, llm: LLM) -> Conversation:
+    def _open(self, key: str, llm: LLM, delegation: Delegation[ChatMessage] | None) -> Conversation:
         with self._lock:
-            found = self.pool.find(key)
+            found = self.pool.find(key) if delegation is None else None
             if isinstance(found, Conversation) and (found.llm is llm or same_model(found.llm, llm)):
                 return found
-            if found is not None:
-                self.pool.drop(key)
-            self._making[key] = llm
+            self.pool.drop(key)
+            self._making[key] = (llm, None if delegation is None else delegation.session)
             try:
                 made = self.pool.get(key)
             finally:
@@ -242,10 +263,12 @@ class Conversations:
         return made
 
     def _make(self, key: str) -> Conversation:
-        llm = self._making[key]
+        llm, session = self._making[key]
         backend = given_for(self._backend, llm) or backend_for(llm, warm=self._warm)
         return Conversation(
-            *(f"{self._mine}\0{key}", llm, self._strategy(), backend), lookahead=self._lookahead, ceiling=self._ceiling
+            *(session or f"{self._mine}\0{key}", llm, self._strategy(), backend),
+            lookahead=self._lookahead,
+            ceiling=self._ceiling,
         )
 
 

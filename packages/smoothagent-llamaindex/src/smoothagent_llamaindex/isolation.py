@@ -135,18 +135,22 @@ class Opened:
 
 
 class Started:
-    """A sub-agent's first call."""
+    """A sub-agent's first call.
+
+    Attributes:
+        delegation: what was warmed for it.
+    """
 
     def __init__(self, delegation: Delegation[ChatMessage]) -> None:
-        self._delegation = delegation
+        self.delegation = delegation
 
     def request(self) -> MainRequest:
         """Marks, paces and measures it."""
-        return self._delegation.main_request()
+        return self.delegation.main_request()
 
     def ended(self) -> None:
         """What is warm is warm, and stays in the cache without a lease."""
-        self._delegation.cancel()
+        self.delegation.cancel()
 
 
 class Ear:

@@ -159,7 +159,10 @@ class Call:
             self._prompt = prompt_for(llm, params)
             opening = opening_of(messages, self._prompt)
             if lookahead.conversations is not None:
-                self._taken = lookahead.conversations.take(llm, opening, messages)
+                warmed = None if started is None else started.delegation
+                self._taken = lookahead.conversations.take(llm, opening, messages, warmed)
+                if self._taken is not None:
+                    self._started = None  # what was warmed is the conversation's from now on
             key = opening
             if self._taken is not None:
                 key, conversation = self._taken.key, self._taken.conversation
@@ -324,8 +327,12 @@ class LookaheadMixin:
         call = self._begin(messages, kwargs)
         if call is None:
             answer = await _own(self).astream_chat(messages, **kwargs)
-            async for response in answer:
-                yield response
+            try:
+                async for response in answer:
+                    yield response
+            finally:
+                if hasattr(answer, "aclose"):
+                    await answer.aclose()
             return
         with contextlib.closing(call):
             view, last = await call.aview(), None
