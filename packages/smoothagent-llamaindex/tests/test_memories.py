@@ -846,7 +846,7 @@ class Echo(CustomLLM):
 
     @property
     def metadata(self) -> LLMMetadata:
-        return LLMMetadata(model_name="echo", context_window=8000)
+        return LLMMetadata(model_name="echo", context_window=8000, is_chat_model=True)
 
     def chat(self, messages: Any, **kwargs: Any) -> ChatResponse:
         return ChatResponse(message=said("assistant", WORD * 5))
