@@ -23,7 +23,7 @@ from smoothagent_langchain.harness import BenchAgent, LangChainHarness
 
 pytestmark = pytest.mark.engine
 
-SHORT = replace(demo_profile(), steps=6, hard=340, keep=130, summary=24)
+SHORT = replace(demo_profile(), steps=7, hard=340, keep=130, summary=24)
 
 
 class Quiet:

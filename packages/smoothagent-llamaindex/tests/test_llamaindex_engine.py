@@ -125,7 +125,7 @@ class Quiet:
         pytest.fail(f"{group}: {error}")
 
 
-@pytest.mark.parametrize("kind", ["keep-recent", "summarize"])
+@pytest.mark.parametrize("kind", ["keep-recent", "sliding-window"])
 def test_a_short_conversation_in_the_benchmark(kind: str, engine: EngineInfo, tmp_path: Path) -> None:
     server = Server(engine.base_url, engine.model, engine.window, slots=3)
     results = ResultsFile(tmp_path)
