@@ -830,7 +830,8 @@ def test_a_store_of_the_users_own_is_not_read_past_its_methods() -> None:
             return [m if is_summary(m) else said(m.role, str(m.content)[::-1]) for m in found]
 
     async def main() -> None:
-        memory = memory_of(Writer(), strict=True, chat_store=Reversed(table_name="t"))
+        memory = memory_of(Writer(), strict=True)
+        memory.sql_store = Reversed(table_name="t")  # the first of the range has no argument for it
         for i in range(8):
             await memory.aput_messages(turn_of(3, 3, 0, i))
         got = plain(await memory.aget())
