@@ -67,9 +67,10 @@ def delegated(
 
             async def research(prompt: str) -> str:
                 """Research something."""
-                # What was written is warmed by then.
-                for _ in range(300):
-                    if any(prompt[:100] in str(b["messages"]) for b in server.prefills) or not calls:
+                # A tool that takes long enough for what was written to be warmed, on whatever machine this is.
+                wanted = prompt[: len(prompt) // 2 + 40]
+                for _ in range(3000):
+                    if any(wanted in m["content"] for b in server.prefills for m in b["messages"]) or not calls:
                         break
                     await asyncio.sleep(0.01)
                 text = prompt if template is None else template.format(prompt=prompt)
