@@ -53,6 +53,16 @@ class Lane(Protocol):
         ...
 
 
+async def _unless_cancelled(work: Coroutine[Any, Any, T]) -> T:
+    """One that is cancelled before it begins does not begin: asyncio cancels it only after its first step."""
+    try:
+        await asyncio.sleep(0)
+    except asyncio.CancelledError:
+        work.close()
+        raise
+    return await work
+
+
 class ThreadLane:
     """The process's lane."""
 
@@ -77,7 +87,7 @@ class ThreadLane:
             failed.set_exception(ClosedError("the interpreter is exiting: no lookahead work is started any more"))
             return failed
         loop = self._running()
-        return contextvars.Context().run(asyncio.run_coroutine_threadsafe, work, loop)
+        return contextvars.Context().run(asyncio.run_coroutine_threadsafe, _unless_cancelled(work), loop)
 
     def call(self, fn: Callable[..., object], *args: object) -> None:
         """Run ``fn`` on the loop; at interpreter exit, when there is none any more, here."""
