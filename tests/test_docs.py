@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from loopback_server import loopback_server
+from warm_python import WarmPython, warm_python
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTED = "http://127.0.0.1:8080/v1"
@@ -43,19 +42,26 @@ def test_there_are_examples() -> None:
     assert len(list(examples())) >= 6
 
 
+@pytest.fixture(scope="module")
+def python() -> Iterator[WarmPython]:
+    imports = re.compile(r"^(?:from|import) ([\w.]+)", re.MULTILINE)
+    with warm_python(STRICT, sorted({module for _, code in examples() for module in imports.findall(code)})) as python:
+        yield python
+
+
 @pytest.mark.parametrize(("name", "code"), [pytest.param(*e, id=e[0]) for e in examples()])
-def test_example_runs(name: str, code: str, server: str, tmp_path: Path) -> None:
+def test_example_runs(name: str, code: str, server: str, python: WarmPython, tmp_path: Path) -> None:
     script = tmp_path / "example.py"
     script.write_text(code.replace(DOCUMENTED, server), encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, *STRICT, str(script)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, f"{name}:\n{done.stderr}"
+    status, printed = python.run(script)
+    assert status == 0, f"{name}:\n{printed}"
+
+
+@pytest.mark.parametrize("code", ["1 / 0", "import warnings\nwarnings.warn('old', DeprecationWarning)", "exit(3)"])
+def test_an_example_that_fails_is_noticed(code: str, python: WarmPython, tmp_path: Path) -> None:
+    script = tmp_path / "example.py"
+    script.write_text(code, encoding="utf-8")
+    assert python.run(script)[0] != 0
 
 
 def test_no_page_links_to_a_missing_file() -> None:
