@@ -44,6 +44,9 @@ from smoothagent_llamaindex.memory import ChatMemoryBuffer, ChatSummaryMemoryBuf
 
 MEMORIES = ("summarize", "sliding-window")
 """Strategies that are a memory's in LlamaIndex, between runs."""
+REACHED = 0.75
+"""The summary memory's limit as a fraction of the workload's: it counts texts only and begins late, and the run is as
+long as the others'."""
 KINDS = (*MEMORIES, "offload", "keep-recent")
 """Strategies that can be run."""
 
@@ -187,7 +190,7 @@ class Player:
         counts |= {"llm": writer, "token_limit": self._token_limit}
         if not ours:
             return BuiltInSummary.from_defaults(**counts)
-        kept = profile.keep / profile.hard
+        kept = profile.keep / (REACHED * profile.hard)
         return ChatSummaryMemoryBuffer.from_defaults(keep=kept, accept_cut_off=True, **counts, **ours)
 
     # ---- both -----------------------------------------------------------------------------------
@@ -289,7 +292,7 @@ class Player:
         job, profile = self._job, self._job.profile
         if job.variant.kind == "sliding-window":
             return (job.variant.window_turns or profile.window_turns) * profile.step
-        return profile.hard - self._assignment.tokens.text(self._assignment.script.system)
+        return int(REACHED * profile.hard) - self._assignment.tokens.text(self._assignment.script.system)
 
     def _outcome(self, messages: Sequence[ChatMessage], cached: int | None) -> tuple[bool, str, int | None]:
         """Whether the request is the first with a transformed context, how it was made, and what was known of it."""
