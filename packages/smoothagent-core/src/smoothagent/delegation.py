@@ -133,6 +133,11 @@ class Delegation(Generic[M]):
         """Whether its sub-agent has begun."""
         return self._committed
 
+    @property
+    def waits(self) -> bool:
+        """Whether its sub-agent may still begin, and finds warm what is warmed until then."""
+        return not (self._committed or self._closed or self._given_up)
+
     def main_request(self) -> MainRequest:
         """A context manager around the sub-agent's own call."""
         return MainRequest(self)

@@ -73,6 +73,9 @@ class MainRequest:
             self.first_token()
             self._host.request_text(text)
 
+    def call(self, delta: Any) -> None:
+        """Tell a piece of a tool call as it streams; nothing is made of it here."""
+
     def usage(self, usage: Any) -> None:
         """Tell the final usage: an openai ``CompletionUsage``, a mapping, `Usage`, or None."""
         read = read_usage(usage)

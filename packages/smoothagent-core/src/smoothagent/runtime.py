@@ -156,6 +156,18 @@ class LookaheadRuntime(Generic[M]):
             for command in lookahead.apply(event):
                 lookahead.carry_out(command)
 
+    def view(self, messages: Sequence[M]) -> list[M]:
+        """What becomes of ``messages`` without a commit: what earlier ones left of them, in a new list.
+
+        For requests with a prompt of their own (a reflection without tools), which find nothing warm after a commit.
+        Raises HistoryError for a history no request could carry, ClosedError after ``close``.
+        """
+        with self._lookahead.lock:
+            if self._closed:
+                raise ClosedError(f"the runtime of session {self.session!r} is closed: make a new one for it")
+            self._conversation.follow(messages, None)
+            return list(self._conversation.view.natives)
+
     def main_request(self, prompt: Prompt | None = None) -> MainRequest:
         """A context manager around the agent's own call: marks it, paces lookahead beside it, measures it."""
         if prompt is not None:

@@ -8,14 +8,17 @@ import logging
 import uuid
 import weakref
 from collections.abc import Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from smoothagent.codec import Codec
 from smoothagent.forks import after_fork
 from smoothagent.lane import Lane, process_lane
 from smoothagent.ledger import Ledger
+from smoothagent.lookahead import deliver, settle_delivery
+from smoothagent.message import alike
 from smoothagent.prompt import Prompt
-from smoothagent.serving.backend import Backend
+from smoothagent.request import MainRequest
+from smoothagent.serving.backend import Backend, Stream, Usage
 from smoothagent.unshared import Unshared
 
 M = TypeVar("M")
@@ -25,6 +28,20 @@ _CANDIDATES = 2
 """Prompts that are warmed where it is not known which will come."""
 _HELD = 120.0
 """Seconds for which what was warmed is held."""
+
+
+class _Warming(NamedTuple, Generic[M]):
+    """What is warmed for the next call.
+
+    Attributes:
+        prompt: what else shapes its tokens.
+        opening: the messages it is expected to begin with.
+        spent: tokens that the conversation had cost before.
+    """
+
+    prompt: Prompt
+    opening: list[M]
+    spent: Usage
 
 
 class Upcoming(Unshared, Generic[M]):
@@ -48,13 +65,16 @@ class Upcoming(Unshared, Generic[M]):
         self._codec: Codec[M] | None = None
         self._future: concurrent.futures.Future[None] | None = None
         self._letting_go: concurrent.futures.Future[None] | None = None
+        self._warming: _Warming[M] | None = None
+        self._delivery: concurrent.futures.Future[bool] | None = None
         self._off = self._held = False
         self._said: set[str] = set()
         after_fork(self._start_afresh)
 
     def _start_afresh(self) -> None:
         """In a forked child nothing is being warmed."""
-        self._future = self._letting_go = None
+        self._future = self._letting_go = self._delivery = None
+        self._warming = None
 
     @property
     def lane(self) -> Lane:
@@ -78,6 +98,7 @@ class Upcoming(Unshared, Generic[M]):
             return
         if before is not None:
             self.stop()
+            self._warming = self._delivery = None
             self._lane.call(before.release, self.session)
         weakref.finalize(self, self._lane.later, backend.release, self.session).atexit = False
 
@@ -89,12 +110,44 @@ class Upcoming(Unshared, Generic[M]):
         if self._backend is None or self._codec is None or self._off:
             return
         self.stop()
+        self._warming = None
         self._future = self._lane.spawn(self._warm(self._backend, self._codec, prompt, openings))
 
     def stop(self) -> None:
         """Nothing more is warmed; what is warm is held on for a while."""
         if self._future is not None:
             self._future.cancel()
+
+    def request(self, prompt: Prompt, messages: Sequence[M]) -> MainRequest:
+        """The call that sends ``messages``, for adapters that can mark it: it goes to where its beginning is warm."""
+        return MainRequest(_Call(self, prompt, list(messages)), self)
+
+    def found(self, prompt: Prompt, messages: Sequence[M]) -> None:
+        """The next call has come: what was warmed for it is the main stream from now on, if it is what it begins with.
+
+        What is warmed is so in parts, too: whatever has come of it is more than the last prompt and this one share.
+        """
+        self.stop()
+        warming, self._warming = self._warming, None
+        backend, codec = self._backend, self._codec
+        if warming is None or backend is None or codec is None:
+            return
+        same = warming.prompt is prompt or warming.prompt.digest() == prompt.digest()
+        pairs = zip(warming.opening, messages, strict=False)
+        if not same or len(warming.opening) > len(messages) or not all(_alike(codec, a, b) for a, b in pairs):
+            self.ledger.add(mispredictions=1)
+        elif backend.spent(self.session) != warming.spent and backend.committed(self.session):
+            self._delivery = self._lane.spawn(deliver(backend, self.session))
+
+    def arriving(self) -> concurrent.futures.Future[bool] | None:
+        """What was warmed elsewhere is on its way to where the next call goes."""
+        return self._delivery
+
+    def delivered(self) -> None:
+        """The next call is made, whether it has come or not."""
+        delivery, self._delivery = self._delivery, None
+        if delivery is not None and self._backend is not None:
+            settle_delivery(delivery, self._backend, self.session)
 
     def hold(self) -> None:
         """What is warm is in use: it is not let go until `rest`."""
@@ -125,6 +178,9 @@ class Upcoming(Unshared, Generic[M]):
         if self._backend is not None:
             self._lane.call(self._backend.release, self.session)
 
+    def used(self, usage: Usage) -> None:
+        """The token counts of a call that `request` gave, for adapters that tell of them."""
+
     def say_once(self, topic: str, text: str) -> None:
         """Tell, once a conversation and topic."""
         if topic not in self._said:
@@ -141,6 +197,7 @@ class Upcoming(Unshared, Generic[M]):
                 self.say_once("prefill", "nothing is warmed: the model's server is not known to keep prefixes")
                 return
             for opening in openings[: 1 if caps.server == "llama.cpp" else _CANDIDATES]:
+                self._warming = self._warming or _Warming(prompt, list(opening), backend.spent(self.session))
                 usage = await backend.prefill(self.session, [codec.wire(message) for message in opening], prompt)
                 reused = max(0, usage.cached_tokens or 0)
                 self.ledger.add(prefilled_tokens=max(0, usage.prompt_tokens - reused), reused_tokens=reused)
@@ -165,3 +222,51 @@ class Upcoming(Unshared, Generic[M]):
         """Lease what is warm to nobody else for a while; a conversation that rests holds no slot."""
         await asyncio.sleep(_HELD)
         backend.release(self.session)
+
+
+class _Call(Generic[M]):
+    """The host of a call that an adapter can mark (`smoothagent.request.RequestHost`)."""
+
+    def __init__(self, upcoming: Upcoming[M], prompt: Prompt, messages: list[M]) -> None:
+        self._upcoming, self._prompt, self._messages = upcoming, prompt, messages
+        self._backend = upcoming.backend
+
+    def request_opens(self) -> concurrent.futures.Future[bool] | None:
+        """What was warmed elsewhere is waited for, shortly."""
+        self._upcoming.found(self._prompt, self._messages)
+        return self._upcoming.arriving()
+
+    def request_may_block(self) -> bool:
+        """The lane goes on while a running loop stands still."""
+        return self._upcoming.lane.threads
+
+    def request_started(self) -> dict[str, Any]:
+        """Lookahead gives way."""
+        if self._backend is None:
+            return {}
+        self._upcoming.delivered()
+        self._upcoming.hold()
+        self._backend.main_arrived(self._upcoming.session)
+        return self._backend.route(self._upcoming.session, Stream.MAIN)
+
+    def request_first_token(self) -> None:
+        """Small pieces may run again."""
+        if self._backend is not None:
+            self._backend.main_first_token(self._upcoming.session)
+
+    def request_text(self, text: str) -> None:
+        """Nothing follows it."""
+
+    def request_usage(self, usage: Usage) -> None:
+        """What of it was cached."""
+        self._upcoming.used(usage)
+
+    def request_done(self) -> None:
+        """Tool time begins."""
+        if self._backend is not None:
+            self._backend.main_done(self._upcoming.session)
+            self._upcoming.rest()
+
+
+def _alike(codec: Codec[M], a: M, b: M) -> bool:
+    return a is b or alike(codec.decode(a), codec.decode(b))

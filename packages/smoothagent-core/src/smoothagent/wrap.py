@@ -20,8 +20,8 @@ RequestFor = Callable[[Mapping[str, Any]], MainRequest]
 def wrap(client: C, request_for: RequestFor) -> C:
     """A proxy of ``client`` whose ``chat.completions.create`` and ``parse`` mark, pace and measure each call.
 
-    Works for ``OpenAI`` and ``AsyncOpenAI``, streaming or not; everything else is the client's own, among it
-    ``chat.completions.stream``, ``with_raw_response`` and ``responses``, which go out unmarked.
+    Works for ``OpenAI`` and ``AsyncOpenAI``, streaming or not, also under ``beta``; everything else is the client's
+    own, among it ``chat.completions.stream``, ``with_raw_response`` and ``responses``, which go out unmarked.
     Answers, chunks and errors come through unchanged.
     """
     return cast("C", _Proxy(client, _PATH, request_for))
@@ -37,6 +37,8 @@ class _Proxy:
             return _Proxy(value, self._path[1:], self._request_for)
         if not self._path and name in ("create", "parse"):
             return _create(value, self._request_for)
+        if self._path == _PATH and name == "beta":
+            return _Proxy(value, _PATH, self._request_for)
         if self._path == _PATH and name in ("with_options", "copy"):
             return self._copying(value)
         return value
@@ -139,9 +141,12 @@ class _Told:
             self._request.first_token()
             # Of several answers nobody knows which one will be gone on with.
             self._single = self._single and len(choices) == 1 and not getattr(choices[0], "index", 0)
-            text = getattr(getattr(choices[0], "delta", None), "content", None)
+            delta = getattr(choices[0], "delta", None)
+            text = getattr(delta, "content", None)
             if self._single and isinstance(text, str):
                 self._request.text(text)
+            for call in getattr(delta, "tool_calls", None) or ():
+                self._request.call(call)
         if getattr(chunk, "usage", None) is not None:
             self._request.usage(chunk.usage)
         return chunk
