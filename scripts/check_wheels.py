@@ -48,6 +48,7 @@ print(f"{len(packages)} packages imported, {len(groups)} entry point groups load
 STRICT = ("-W", "error", "-W", "ignore:Importing Send from langgraph.constants is deprecated")
 """Warnings are errors; the one that is not is trustcall's, which langmem imports."""
 OPTIONAL = {
+    "smoothagent-autogen": {"bench": "harness"},
     "smoothagent-langchain": {
         "bench": "harness",
         "classic": "classic",

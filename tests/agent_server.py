@@ -22,9 +22,9 @@ from smoothagent.machine import Stage
 
 ASKING = (
     *("Context Extraction Assistant", "Progressively summarize", "Create a summary of", "This is summary of"),
-    "Transcript so far:",
+    *("Transcript so far:", "Summarize the conversation so far"),
 )
-"""Words of LangChain's and LlamaIndex's prompts for summaries."""
+"""Words of prompts for summaries: LangChain's, LlamaIndex's and the core's."""
 
 
 class Pooled(Protocol):

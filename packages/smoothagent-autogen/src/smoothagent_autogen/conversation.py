@@ -1,0 +1,200 @@
+"""One conversation of a context's, and the calls of its agent."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from autogen_core.models import ChatCompletionClient, FunctionExecutionResultMessage, LLMMessage
+from pydantic import TypeAdapter
+
+from smoothagent import Backend, ConfigurationError, Ledger, LookaheadRuntime, LookaheadStrategy, MainRequest
+from smoothagent.harmless import harmless
+from smoothagent.record import CommitRecord
+from smoothagent.request import Aside
+from smoothagent.serving.late import LateBackend
+from smoothagent_autogen.aside import AsideBackend
+from smoothagent_autogen.codec import AutoGenCodec, leading
+from smoothagent_autogen.flat import Flattening
+from smoothagent_autogen.models import backend_for, given_for, to_wire_of
+from smoothagent_autogen.seen import SEEN, Asked
+from smoothagent_autogen.shape import Shape, ends_with, shape_of
+from smoothagent_autogen.upcoming import WATCHED
+
+log = logging.getLogger("smoothagent")
+_MESSAGE: TypeAdapter[LLMMessage] = TypeAdapter(LLMMessage)
+
+
+class Conversation:
+    """A runtime, and what is learnt of the agent's calls: their server, system text and tools.
+
+    Args:
+        strategy: makes its strategy.
+        model_client: whose server is meant until a call is seen.
+        warm: as `backend_for`.
+        backend: the user's.
+        lookahead: as `LookaheadRuntime`.
+        ceiling: as `LookaheadRuntime`.
+
+    Attributes:
+        runtime: the present one.
+        ledger: counts what lookahead cost and saved.
+    """
+
+    def __init__(
+        self,
+        strategy: Callable[[], LookaheadStrategy],
+        *,
+        model_client: ChatCompletionClient | None,
+        warm: bool | None,
+        backend: Backend | None,
+        lookahead: bool,
+        ceiling: int | None,
+    ) -> None:
+        self._strategy, self._model_client, self._warm, self._given = strategy, model_client, warm, backend
+        self._lookahead, self._ceiling = lookahead, ceiling
+        self._shape: Shape | None = None
+        self._client: ChatCompletionClient | None = None
+        self._reflects = False
+        self.ledger = Ledger()
+        self.runtime = self._new()
+        self._start_over()
+
+    # ---- the context's -------------------------------------------------------------------------
+
+    async def view(self, messages: Sequence[LLMMessage]) -> list[LLMMessage]:
+        """What to send of a history."""
+        lead = leading(messages)
+        flat = self._flat.flat(messages[lead:])
+        after_results = bool(messages) and isinstance(messages[-1], FunctionExecutionResultMessage)
+        if self._shape is None or (after_results and self._reflects):
+            sent = self._uncommitted(flat)
+        else:
+            sent = await self._committed(flat, self._shape, messages[:lead])
+        view = [*messages[:lead], *self._flat.joined(sent)]
+        self._view, self._at, self._after_results = view, time.monotonic(), after_results
+        SEEN.watch(self)
+        return view
+
+    async def _committed(self, flat: list[LLMMessage], shape: Shape, lead: Sequence[LLMMessage]) -> list[LLMMessage]:
+        try:
+            return await self.runtime.aon_commit(flat, prompt=self._prompt(shape, lead))
+        except ConfigurationError:
+            raise
+        except Exception as error:  # whatever it is, the agent goes on as without us
+            self._say_once("view", f"calls go without lookahead: {error!r}")
+            return flat
+
+    def _uncommitted(self, flat: list[LLMMessage]) -> list[LLMMessage]:
+        try:
+            return self.runtime.view(flat)
+        except Exception as error:
+            self._say_once("view", f"calls go without lookahead: {error!r}")
+            return flat
+
+    def boundary(self, messages: Sequence[LLMMessage]) -> None:
+        """The model's answer is in the history; its calls have no results yet."""
+        shape = self._shape
+        if shape is None:
+            return
+        lead = leading(messages)
+        try:
+            flat = self._flat.flat(messages[lead:])
+            self.runtime.on_segment_boundary(flat, prompt=self._prompt(shape, messages[:lead]))
+        except ConfigurationError as error:
+            # The next call is refused; this one has its answer.
+            self._say_once("configuration", str(error))
+        except Exception as error:
+            self._say_once("boundary", f"nothing is prepared: {error!r}")
+
+    def start_over(self, saved: Mapping[str, Any] | None = None) -> None:
+        """Another history, and the last commit of it where it was saved."""
+        SEEN.forget(self)
+        self.runtime.close()
+        self.runtime = self._new()
+        self._start_over()
+        record = (saved or {}).get("record")
+        if record is not None:
+            try:
+                self.runtime.restore(CommitRecord[LLMMessage].from_dict(dict(record), _MESSAGE.validate_python))
+            except Exception as error:  # written by another version, or by hand
+                self._say_once("record", f"the last commit of a saved state cannot be read and is forgotten: {error!r}")
+
+    def save(self) -> dict[str, Any]:
+        """JSON-ready data for `start_over`."""
+        record = self.runtime.record
+        return {"record": None if record is None else record.to_dict(lambda m: _MESSAGE.dump_python(m, mode="json"))}
+
+    # ---- the agent's calls ---------------------------------------------------------------------
+
+    def waits(self) -> bool:
+        """Whether the call with the view may still come."""
+        return bool(self._view) and time.monotonic() <= self._at + WATCHED
+
+    def is_in(self, asked: Asked) -> bool:
+        """Whether a call ends with the view."""
+        return ends_with(asked, self._view)
+
+    def begins(self, asked: Asked) -> MainRequest:
+        """The agent calls its model."""
+        shape, view = shape_of(asked, self._view), self._view
+        self._serve(asked.client)
+        if isinstance(self._backend.target, AsideBackend):
+            self._backend.target.call, self._backend.target.loop = dict(asked.call), asyncio.get_running_loop()
+        if self._after_results:
+            self._reflects = shape.plain
+        if shape.plain and self._shape is not None:
+            return MainRequest(Aside(self._backend, self.runtime.session), self.runtime)
+        if self._shape is None or self._shape.bare != shape.bare or self._shape.systems != shape.systems:
+            self._shape = shape
+        with harmless("a context's next prompt"):
+            return self.runtime.main_request(self._prompt(self._shape, view[: leading(view)]))
+        return self.runtime.main_request()
+
+    # ---- inside --------------------------------------------------------------------------------
+
+    def _prompt(self, shape: Shape, lead: Sequence[LLMMessage]) -> Any:
+        prompt = shape.prompt(lead)
+        # The same object as long as it is the same prompt: another one is counted and digested anew.
+        return self.runtime.prompt if self.runtime.prompt == prompt else prompt
+
+    def _serve(self, client: ChatCompletionClient) -> None:
+        if client is self._client:
+            return
+        self._client = client
+        self._codec.to_wire = to_wire_of(client)
+        backend = given_for(self._given, client) or backend_for(client, warm=self._warm)
+        known = self._backend.target is not None
+        if self._backend.serve(self.runtime.session, backend) and known:
+            self.runtime.rest()
+
+    def _new(self) -> LookaheadRuntime[LLMMessage]:
+        self._codec, self._backend = AutoGenCodec(), LateBackend()
+        client = self._client or self._model_client
+        self._client = None
+        runtime = LookaheadRuntime(
+            self._strategy,
+            backend=self._backend,
+            codec=self._codec,
+            lookahead=self._lookahead,
+            ceiling=self._ceiling,
+            ledger=self.ledger,
+        )
+        self.runtime = runtime
+        if client is not None:
+            self._serve(client)
+        return runtime
+
+    def _start_over(self) -> None:
+        self._flat = Flattening()
+        self._view: list[LLMMessage] = []
+        self._at, self._after_results = 0.0, False
+        self._said: set[str] = set()
+
+    def _say_once(self, topic: str, text: str) -> None:
+        if topic not in self._said:
+            self._said.add(topic)
+            log.warning("context %s: %s", self.runtime.session, text)

@@ -1,0 +1,120 @@
+"""The next prompt that a context is part of, warmed ahead."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from autogen_core.models import ChatCompletionClient, LLMMessage
+
+from smoothagent import Backend, MainRequest, Usage, upcoming
+from smoothagent.blocking import in_daemon_thread
+from smoothagent.lane import Lane
+from smoothagent_autogen.aside import AsideBackend
+from smoothagent_autogen.codec import AutoGenCodec
+from smoothagent_autogen.flat import Flattening
+from smoothagent_autogen.models import backend_for, given_for, to_wire_of
+from smoothagent_autogen.seen import SEEN, Asked
+from smoothagent_autogen.shape import Shape, ends_with, shape_of
+
+After = Literal["results", "said"]
+"""What the newest messages before a call are: results of tools, or what somebody said."""
+
+WATCHED = 60.0
+"""Seconds after which a call is not taken any more for the one that a view was given for."""
+
+
+class Upcoming(upcoming.Upcoming[LLMMessage]):
+    """The next prompt of one context's agent: what is certain of it is prefilled before it is asked for.
+
+    Args:
+        lane: where it is done.
+
+    Attributes:
+        last_usage: token counts of the last call, where its client tells them.
+    """
+
+    def __init__(self, lane: Lane | None = None) -> None:
+        super().__init__(lane)
+        self.last_usage: Usage | None = None
+        self._view: list[LLMMessage] = []
+        self._after: After = "said"
+        self._at = 0.0
+        self._warms: bool | None = None
+        self._given: Backend | None = None
+        self._client: ChatCompletionClient | None = None
+        self._last: Shape | None = None
+        self._shapes: dict[After, Shape] = {}
+        self._flat = Flattening()
+        self._unseen = 0
+        self._finding: concurrent.futures.Future[Any] | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is warmed: no call was seen yet, or its server is not prefilled."""
+        return self._last is None or self.off
+
+    def watch(self, view: Sequence[LLMMessage], after: After, *, warm: bool | None, given: Backend | None) -> None:
+        """An agent is about to send ``view``; ``given`` is its server, where the user has made a backend of it."""
+        self._view, self._after, self._at = list(view), after, time.monotonic()
+        self._warms, self._given = warm, given
+        self._unseen += 1
+        if self._unseen > 2 and self._last is None:
+            self.say_once("seen", "nothing is warmed: no call of a model client was seen that ends with what it gave")
+        SEEN.watch(self)
+
+    def expect(self, after: After, *windows: Sequence[LLMMessage]) -> None:
+        """The agent's next prompt will hold one of these windows, the likeliest first.
+
+        What is in the cache as it is, is left alone: a window that has not moved, in a call like the last one.
+        """
+        last, shape = self._last, self._shapes.get(after, self._last)
+        if shape is None or last is None or self.off:
+            return
+        same = shape is last or (shape.bare == last.bare and shape.systems == last.systems)
+        wanted = [w for w in windows if w and not (same and self._continues(w))]
+        if wanted:
+            self.warm(shape.prompt(wanted[0]), *(self._flat.flat(shape.opening(w)) for w in wanted))
+
+    def find_out(self, expect: Callable[[], None]) -> None:
+        """Do what leads to `expect` in a thread of its own, since it takes long."""
+        self._finding = self.lane.spawn(in_daemon_thread(expect, "a context's next prompt is not warmed"))
+
+    def _continues(self, window: Sequence[LLMMessage]) -> bool:
+        return len(window) >= len(self._view) and all(a is b for a, b in zip(self._view, window, strict=False))
+
+    def forget(self) -> None:
+        """The conversation is over."""
+        SEEN.forget(self)
+        self._view = []
+        super().forget()
+
+    def used(self, usage: Usage) -> None:
+        """Token counts of the last call."""
+        self.last_usage = usage
+
+    # ---- what is seen --------------------------------------------------------------------------
+
+    def waits(self) -> bool:
+        """Whether the call with the view may still come."""
+        return bool(self._view) and time.monotonic() <= self._at + WATCHED
+
+    def is_in(self, asked: Asked) -> bool:
+        """Whether a call ends with the view."""
+        return ends_with(asked, self._view)
+
+    def begins(self, asked: Asked) -> MainRequest:
+        """The agent calls its model."""
+        shape = shape_of(asked, self._view)
+        self._last = self._shapes[self._after] = shape
+        if asked.client is not self._client:
+            self._client = asked.client
+            backend = given_for(self._given, asked.client) or backend_for(asked.client, warm=self._warms)
+            idle = isinstance(backend, AsideBackend) and not backend.prefills
+            self.serve(backend, AutoGenCodec(to_wire_of(asked.client)), prefills=not idle)
+        if isinstance(self.backend, AsideBackend):
+            self.backend.call, self.backend.loop = dict(asked.call), asyncio.get_running_loop()
+        return self.request(shape.prompt(self._view), self._flat.flat(shape.opening(self._view)))

@@ -1,0 +1,307 @@
+"""Whose call is whose: contexts know theirs by the history in it, whoever makes it."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import gc
+import threading
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any
+
+import pytest
+from autogen_agentchat.agents import AssistantAgent, SocietyOfMindAgent
+from autogen_agentchat.conditions import MaxMessageTermination
+from autogen_agentchat.teams import RoundRobinGroupChat, SelectorGroupChat, Swarm
+from autogen_core import CancellationToken
+from autogen_core.models import ChatCompletionClient, CreateResult, LLMMessage, RequestUsage, SystemMessage
+from autogen_ext.models.cache import ChatCompletionCache
+from autogen_ext.models.openai import OpenAIChatCompletionClient
+
+import smoothagent_autogen as ours
+from ag import INFO, calls, client_of, looking, played, results, settled, streamable, user, warmed_before
+from agent_server import AgentServer, kind_of, serving
+from smoothagent import KeepRecent
+
+
+def test_several_agents_with_one_client_and_one_task_are_kept_apart() -> None:
+    async def main() -> None:
+        with serving(streamable(AgentServer(turns=1000))) as server:
+            client = client_of(server)
+            contexts = [ours.BufferedChatCompletionContext(4) for _ in range(3)]
+
+            async def work(number: int) -> None:
+                context = contexts[number]
+                first = user("the same task")
+                await context.add_message(first)
+                for turn in range(8):
+                    view = await context.get_messages()
+                    await asyncio.sleep(0)
+                    await client.create([SystemMessage(content=f"agent {number}"), *view])
+                    # All three agents' histories look the same, but for the system text.
+                    await context.add_message(calls(f"c{turn}"))
+                    await settled(context)
+                    await context.add_message(results(f"c{turn}"))
+
+            await asyncio.gather(*(work(number) for number in range(3)))
+            for number in range(3):
+                sent = [b for b in server.main if b["messages"][0]["content"] == f"agent {number}"]
+                warm = [b for b in server.prefills if b["messages"][0]["content"] == f"agent {number}"]
+                assert len(sent) == 8
+                assert len(warm) >= 4
+                for body in sent[3:]:
+                    # A question stands in the place of the result that was still to come.
+                    assert any(p["messages"][:-1] == body["messages"][:-1] for p in warm)
+
+    asyncio.run(main())
+
+
+def test_an_agent_loaded_from_its_configuration_is_seen_as_well() -> None:
+    """Its client is another object than its context's."""
+
+    async def main() -> None:
+        with serving(streamable(AgentServer(turns=4))) as server:
+            made = AssistantAgent(
+                "agent", client_of(server), model_context=ours.BufferedChatCompletionContext(4), system_message="S"
+            )
+            agent: Any = AssistantAgent.load_component(made.dump_component())
+            context: Any = agent._model_context
+            assert type(context) is ours.BufferedChatCompletionContext
+            for number in range(6):
+                await agent.run(task=f"task {number}")
+                await settled(context)
+            assert server.prefills
+
+    asyncio.run(main())
+
+
+def test_a_client_behind_a_cache_is_seen() -> None:
+    async def main() -> None:
+        with serving(streamable(AgentServer(turns=8))) as server:
+            context = ours.BufferedChatCompletionContext(4)
+            agent = AssistantAgent(
+                "agent",
+                ChatCompletionCache(client_of(server)),
+                tools=[looking(context)],
+                model_context=context,
+                max_tool_iterations=100,
+            )
+            await agent.run(task="the task")
+            moved = server.main[3:]
+            assert [warmed_before(server, b) for b in moved] == [len(b["messages"]) - 1 for b in moved]
+
+    asyncio.run(main())
+
+
+class Foreign(ChatCompletionClient):
+    """A client of a kind that nobody knows."""
+
+    def __init__(self) -> None:
+        self.asked: list[list[LLMMessage]] = []
+        self.counted = RequestUsage(prompt_tokens=0, completion_tokens=0)
+
+    async def create(self, messages: Sequence[LLMMessage], **kwargs: Any) -> CreateResult:
+        self.asked.append(list(messages))
+        usage = RequestUsage(prompt_tokens=100 * len(messages), completion_tokens=5)
+        self.counted = RequestUsage(
+            prompt_tokens=self.counted.prompt_tokens + usage.prompt_tokens,
+            completion_tokens=self.counted.completion_tokens + usage.completion_tokens,
+        )
+        last = messages[-1].content
+        said = "SUMMARY of it" if isinstance(last, str) and "summar" in last.lower() else "answer"
+        return CreateResult(content=said, usage=usage, finish_reason="stop", cached=False)
+
+    async def create_stream(self, messages: Sequence[LLMMessage], **kwargs: Any) -> AsyncGenerator[Any, None]:
+        result = await self.create(messages, **kwargs)
+        yield str(result.content)
+        yield result
+
+    async def close(self) -> None: ...
+
+    def actual_usage(self) -> RequestUsage:
+        return self.counted
+
+    def total_usage(self) -> RequestUsage:
+        return self.counted
+
+    def count_tokens(self, messages: Sequence[LLMMessage], **kwargs: Any) -> int:
+        return 100 * len(messages)
+
+    def remaining_tokens(self, messages: Sequence[LLMMessage], **kwargs: Any) -> int:
+        return 10_000
+
+    @property
+    def capabilities(self) -> Any:
+        return INFO
+
+    @property
+    def model_info(self) -> Any:
+        return INFO
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_another_client_writes_the_summary_on_a_copy(streams: bool) -> None:
+    """Nothing is prefilled there; the user's counters count the agent's own calls alone."""
+
+    async def main() -> None:
+        client = Foreign()
+        context = ours.SummarizingChatCompletionContext(2_000, keep=600)
+        agent = AssistantAgent("agent", client, model_context=context, model_client_stream=streams)
+        for number in range(30):
+            await agent.run(task=f"{number} " + "words and more words " * 12)
+            await settled(context)
+        assert context.last_commit is not None
+        own = [m for m in client.asked if "answer" in str(m) or len(m) == 2]
+        summaries = [m for m in client.asked if "summar" in str(m[-1].content).lower()]
+        assert summaries
+        assert client.counted.completion_tokens == 5 * (len(client.asked) - len(summaries))
+        assert own
+
+    asyncio.run(main())
+
+
+def test_a_client_that_is_copied_or_made_later_is_seen() -> None:
+    class Later(Foreign):
+        async def create(self, messages: Sequence[LLMMessage], **kwargs: Any) -> CreateResult:
+            return await super().create(messages, **kwargs)
+
+    async def main() -> None:
+        context = ours.SummarizingChatCompletionContext(2_000, keep=600)
+        agent = AssistantAgent("agent", copy.copy(Later()), model_context=context)
+        for number in range(12):
+            await agent.run(task=f"{number} " + "words and more words " * 24)
+            await settled(context)
+        assert context.last_commit is not None
+
+    asyncio.run(main())
+
+
+def test_errors_and_cancelled_calls_come_through() -> None:
+    class Failing(Foreign):
+        async def create(self, messages: Sequence[LLMMessage], **kwargs: Any) -> CreateResult:
+            raise RuntimeError("no model")
+
+    async def main() -> None:
+        context = ours.BufferedChatCompletionContext(4)
+        agent = AssistantAgent("agent", Failing(), model_context=context)
+        with pytest.raises(RuntimeError, match="no model"):
+            await agent.run(task="the task")
+        with serving(AgentServer()) as server:
+            asked, over = threading.Event(), threading.Event()
+
+            def never(body: dict[str, Any]) -> tuple[dict[str, Any], str]:
+                asked.set()
+                over.wait(30)
+                return {"role": "assistant", "content": "late"}, "stop"
+
+            server.answer = never
+            client = client_of(server)
+            context = ours.BufferedChatCompletionContext(4)
+            agent = AssistantAgent("agent", client, model_context=context)
+            token = CancellationToken()
+            running = asyncio.create_task(agent.run(task="the task", cancellation_token=token))
+            await asyncio.to_thread(asked.wait, 30)
+            token.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+            over.set()
+            assert [type(m).__name__ for m in await context.get_messages()] == ["UserMessage"]
+
+    asyncio.run(main())
+
+
+def test_a_stream_that_is_left_is_closed() -> None:
+    async def main() -> None:
+        with serving(streamable(AgentServer(turns=0))) as server:
+            client = client_of(server)
+            context = ours.BufferedChatCompletionContext(4)
+            await context.add_message(user("the task"))
+            stream = client.create_stream(await context.get_messages())
+            async for _ in stream:
+                break
+            await stream.aclose()
+            await context.add_message(calls("c"))
+            await settled(context)
+
+    asyncio.run(main())
+    gc.collect()
+
+
+def test_calls_of_nobody_pass_through() -> None:
+    async def main() -> None:
+        with serving(streamable(AgentServer(turns=0))) as server:
+            client = client_of(server)
+            context = ours.BufferedChatCompletionContext(4)
+            await context.add_message(user("the task"))
+            await context.get_messages()
+            await client.create([user("something else")])
+            await context.add_message(calls("c"))
+            await settled(context)
+            assert server.prefills == []
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", ["round robin", "selector", "swarm", "society of mind"])
+def test_teams_work(kind: str) -> None:
+    """With a context of its own each; whatever they are warmed for, the requests are the built-in's."""
+
+    def told(bodies: list[Mapping[str, Any]]) -> list[str]:
+        return [str(b["messages"]) for b in bodies if kind_of(dict(b)) == "main"]
+
+    async def run(module: Any) -> list[Mapping[str, Any]]:
+        with serving(AgentServer(turns=0)) as server:
+
+            def answer(body: dict[str, Any]) -> tuple[dict[str, Any], str]:
+                if kind_of(body) == "prefill":
+                    return {"role": "assistant", "content": "x"}, "length"
+                made = len(server.main)
+                if body.get("tools"):
+                    names = [t["function"]["name"] for t in body["tools"]]
+                    call = {"id": f"c{made}", "type": "function", "function": {"name": names[0], "arguments": "{}"}}
+                    return {"role": "assistant", "content": None, "tool_calls": [call]}, "tool_calls"
+                return {"role": "assistant", "content": "b" if made % 3 else "a"}, "stop"
+
+            server.answer = answer
+            client = client_of(server)
+
+            def agent(name: str, **more: Any) -> AssistantAgent:
+                context = module.BufferedChatCompletionContext(5)
+                return AssistantAgent(name, client, model_context=context, system_message=f"I am {name}", **more)
+
+            end = MaxMessageTermination(9)
+            match kind:
+                case "round robin":
+                    team: Any = RoundRobinGroupChat([agent("a"), agent("b")], termination_condition=end)
+                case "selector":
+                    team = SelectorGroupChat(
+                        [agent("a"), agent("b")],
+                        client,
+                        termination_condition=end,
+                        allow_repeated_speaker=True,
+                        model_context=module.BufferedChatCompletionContext(5),
+                    )
+                case "swarm":
+                    pair = [agent("a", handoffs=["b"]), agent("b", handoffs=["a"])]
+                    team = Swarm(pair, termination_condition=end)  # type: ignore[arg-type]
+                case _:
+                    inner = RoundRobinGroupChat(
+                        [agent("a"), agent("b")], termination_condition=MaxMessageTermination(3)
+                    )
+                    context = module.BufferedChatCompletionContext(5)
+                    mind = SocietyOfMindAgent("mind", inner, client, model_context=context)
+                    team = RoundRobinGroupChat([mind], termination_condition=MaxMessageTermination(4))
+            await team.run(task="the task")
+            return list(server.bodies)
+
+    from autogen_core import model_context as built_in
+
+    assert told(asyncio.run(run(ours))) == told(asyncio.run(run(built_in)))
+
+
+def test_a_strategy_in_a_team_is_kept_to_its_agent() -> None:
+    server, agent = played(ours.LookaheadChatCompletionContext(lambda: KeepRecent(2, at_turns=4)))
+    own: Any = agent
+    assert isinstance(own._model_client, OpenAIChatCompletionClient)
+    cut = [len(b["messages"]) for b in server.main]
+    assert max(cut) <= 12
