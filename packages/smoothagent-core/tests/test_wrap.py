@@ -185,6 +185,40 @@ def test_an_async_stream_does_too() -> None:
     asyncio.run(main())
 
 
+def test_pieces_of_tool_calls_are_told_as_they_stream() -> None:
+    """Adapters warm a sub-agent with what is written of its task."""
+    pieces = ['{"task"', ': "look', ' at it"}']
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        del request
+        whole = chunk("")
+        deltas = [{"tool_calls": [{"index": 0, "function": {"arguments": piece}}]} for piece in pieces]
+        events = [{**whole, "choices": [{**whole["choices"][0], "delta": delta}]} for delta in deltas]
+        return httpx2.Response(200, content=streamed(*events), headers={"content-type": "text/event-stream"})
+
+    class Hearing(MainRequest):
+        def call(self, delta: Any) -> None:
+            heard.append(delta.function.arguments)
+
+    host, heard = Host(), list[str]()
+    http: Any = httpx2.Client(transport=httpx2.MockTransport(answer))
+    client = OpenAI(base_url="http://fake/v1", api_key="x", http_client=http, max_retries=0)
+    with wrap(client, lambda call: Hearing(host)) as wrapped:
+        assert len(list(wrapped.chat.completions.create(**ASK, stream=True))) == 3
+    assert heard == pieces
+
+
+def test_what_is_under_beta_is_marked_too() -> None:
+    server, host = Server(), Host({"extra_body": {"slot": 1}})
+    client: Any = wrap(server.sync(), host.request)
+    answer = client.beta.chat.completions.parse(**ASK)
+    assert answer.choices[0].message.content == "hi"
+    assert (host.told[0], host.told[-1]) == ("started", "done")
+    assert [body["slot"] for body in server.bodies] == [1]
+    assert client.beta.chat.completions.stream is not None
+    client.close()
+
+
 def test_a_stream_may_be_left_early_and_is_told_over_once() -> None:
     server, host = Server(), Host()
     with wrap(server.sync(), host.request) as client:

@@ -7,10 +7,11 @@ import concurrent.futures
 import logging
 import uuid
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from smoothagent.codec import Codec
+from smoothagent.delegation import Delegation
 from smoothagent.forks import after_fork
 from smoothagent.lane import Lane, process_lane
 from smoothagent.ledger import Ledger
@@ -67,6 +68,7 @@ class Upcoming(Unshared, Generic[M]):
         self._letting_go: concurrent.futures.Future[None] | None = None
         self._warming: _Warming[M] | None = None
         self._delivery: concurrent.futures.Future[bool] | None = None
+        self._first_usage: Callable[[Usage], None] | None = None
         self._off = self._held = False
         self._said: set[str] = set()
         after_fork(self._start_afresh)
@@ -111,6 +113,9 @@ class Upcoming(Unshared, Generic[M]):
             return
         self.stop()
         self._warming = None
+        if not self.ledger.allows():
+            self.say_once("ledger", "nothing is warmed any more: the ledger's budget is spent")
+            return
         self._future = self._lane.spawn(self._warm(self._backend, self._codec, prompt, openings))
 
     def stop(self) -> None:
@@ -122,22 +127,29 @@ class Upcoming(Unshared, Generic[M]):
         """The call that sends ``messages``, for adapters that can mark it: it goes to where its beginning is warm."""
         return MainRequest(_Call(self, prompt, list(messages)), self)
 
-    def found(self, prompt: Prompt, messages: Sequence[M]) -> None:
+    def found(self, prompt: Prompt, messages: Sequence[M]) -> bool:
         """The next call has come: what was warmed for it is the main stream from now on, if it is what it begins with.
 
         What is warmed is so in parts, too: whatever has come of it is more than the last prompt and this one share.
+
+        Returns:
+            Whether it begins with something that was warmed.
         """
         self.stop()
         warming, self._warming = self._warming, None
         backend, codec = self._backend, self._codec
         if warming is None or backend is None or codec is None:
-            return
+            return False
         same = warming.prompt is prompt or warming.prompt.digest() == prompt.digest()
         pairs = zip(warming.opening, messages, strict=False)
         if not same or len(warming.opening) > len(messages) or not all(_alike(codec, a, b) for a, b in pairs):
             self.ledger.add(mispredictions=1)
-        elif backend.spent(self.session) != warming.spent and backend.committed(self.session):
+            return False
+        if backend.spent(self.session) == warming.spent:
+            return False
+        if backend.committed(self.session):
             self._delivery = self._lane.spawn(deliver(backend, self.session))
+        return True
 
     def arriving(self) -> concurrent.futures.Future[bool] | None:
         """What was warmed elsewhere is on its way to where the next call goes."""
@@ -148,6 +160,20 @@ class Upcoming(Unshared, Generic[M]):
         delivery, self._delivery = self._delivery, None
         if delivery is not None and self._backend is not None:
             settle_delivery(delivery, self._backend, self.session)
+
+    def go_on_from(self, delegation: Delegation[M]) -> None:
+        """This conversation is a sub-agent's, which goes on in the stream that was warmed for its first call.
+
+        Raises:
+            ConfigurationError: it was not committed, or is over.
+        """
+        delivery = delegation.handed_on()
+        if self._backend is not None:
+            self.stop()
+            self._lane.call(self._backend.release, self.session)
+            weakref.finalize(self, self._lane.later, self._backend.release, delegation.session).atexit = False
+        self.session, self._delivery, self._warming = delegation.session, delivery, None
+        self._first_usage = delegation.request_usage
 
     def hold(self) -> None:
         """What is warm is in use: it is not let go until `rest`."""
@@ -175,11 +201,15 @@ class Upcoming(Unshared, Generic[M]):
     def forget(self) -> None:
         """The conversation is over."""
         self.stop()
+        self._warming = self._delivery = None
         if self._backend is not None:
             self._lane.call(self._backend.release, self.session)
 
     def used(self, usage: Usage) -> None:
-        """The token counts of a call that `request` gave, for adapters that tell of them."""
+        """The token counts of a call that `request` gave."""
+        first, self._first_usage = self._first_usage, None
+        if first is not None:
+            first(usage)
 
     def say_once(self, topic: str, text: str) -> None:
         """Tell, once a conversation and topic."""
@@ -230,10 +260,11 @@ class _Call(Generic[M]):
     def __init__(self, upcoming: Upcoming[M], prompt: Prompt, messages: list[M]) -> None:
         self._upcoming, self._prompt, self._messages = upcoming, prompt, messages
         self._backend = upcoming.backend
+        self._warm = False
 
     def request_opens(self) -> concurrent.futures.Future[bool] | None:
         """What was warmed elsewhere is waited for, shortly."""
-        self._upcoming.found(self._prompt, self._messages)
+        self._warm = self._upcoming.found(self._prompt, self._messages)
         return self._upcoming.arriving()
 
     def request_may_block(self) -> bool:
@@ -259,6 +290,8 @@ class _Call(Generic[M]):
 
     def request_usage(self, usage: Usage) -> None:
         """What of it was cached."""
+        if self._warm and usage.cached_tokens:
+            self._upcoming.ledger.add(commits=1, saved_tokens=usage.cached_tokens)
         self._upcoming.used(usage)
 
     def request_done(self) -> None:

@@ -34,6 +34,28 @@ def test_a_spare_slot_is_nobodys_and_stays_the_same_for_one_conversation() -> No
     assert SlotTable(()).spare("a") is None
 
 
+def test_a_conversation_that_comes_back_finds_what_it_left_in_its_place() -> None:
+    """Its KV is where it was last swapped to, and a request that is sent elsewhere finds nothing."""
+    table = SlotTable(range(6))
+    table.lease("a")
+    table.swap("a")
+    before = table.find("a")
+    assert before is not None
+    slots = before.slots
+    table.release("a")
+    again = table.lease("a")
+    assert again is not None
+    assert again.slots == slots
+    table.release("a")
+    # Others need them meanwhile.
+    table.lease("b")
+    table.lease("c")
+    table.release("b")
+    last = table.lease("a")
+    assert last is not None
+    assert not set(last.slots) & set(table.find("c").slots)  # type: ignore[union-attr]
+
+
 @given(st.lists(st.tuples(st.sampled_from(["lease", "swap", "release"]), st.integers(0, 4)), max_size=40))
 def test_no_slot_is_leased_twice_and_none_is_lost(steps: list[tuple[str, int]]) -> None:
     table = SlotTable(range(7))

@@ -17,10 +17,12 @@ class LateBackend:
 
     Attributes:
         target: the server, once it is known.
+        before: messages that stand before the conversation's in each request of the agent's.
     """
 
     def __init__(self, target: Backend | None = None) -> None:
         self.target = target
+        self.before: tuple[Wire, ...] = ()
 
     def serve(self, conversation: str, target: Backend) -> bool:
         """The conversation's calls go to ``target`` from now on. Whether it is another one than before."""
@@ -47,7 +49,7 @@ class LateBackend:
         self, conversation: str, messages: Sequence[Wire], prompt: Prompt, *, partial: bool = False
     ) -> Usage:
         """As the server. Raises BackendError."""
-        return await self._known.prefill(conversation, messages, prompt, partial=partial)
+        return await self._known.prefill(conversation, [*self.before, *messages], prompt, partial=partial)
 
     async def generate(
         self,
@@ -61,7 +63,10 @@ class LateBackend:
     ) -> Generated:
         """As the server. Raises BackendError."""
         return await self._known.generate(
-            conversation, messages, prompt, max_tokens=max_tokens, lookahead=lookahead, extends_main=extends_main
+            *(conversation, [*self.before, *messages], prompt),
+            max_tokens=max_tokens,
+            lookahead=lookahead,
+            extends_main=extends_main,
         )
 
     async def promote(self, conversation: str) -> None:
@@ -118,7 +123,7 @@ class LateBackend:
 
     async def count(self, messages: Sequence[Wire], prompt: Prompt) -> int | None:
         """As the server; None before it is known."""
-        return None if self.target is None else await self.target.count(messages, prompt)
+        return None if self.target is None else await self.target.count([*self.before, *messages], prompt)
 
     async def aclose(self) -> None:
         """The server is shared with others."""

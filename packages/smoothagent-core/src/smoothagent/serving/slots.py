@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import zlib
+from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -16,6 +17,10 @@ SLOTS_PER_CONVERSATION = 3
 """Main, summary (a copy of main's KV) and lookahead (the transformed context)."""
 
 
+_FORMER = 256
+"""Conversations whose former slots are remembered."""
+
+
 @dataclass(slots=True)
 class Lease:
     """Three slots of one conversation."""
@@ -23,6 +28,11 @@ class Lease:
     main: int
     summary: int
     lookahead: int
+
+    @property
+    def slots(self) -> tuple[int, int, int]:
+        """All of them."""
+        return self.main, self.summary, self.lookahead
 
     def of(self, stream: Stream) -> int:
         """The slot a stream's requests go to."""
@@ -51,6 +61,7 @@ class SlotTable:
         self._free = sorted(set(slots))
         self._total = len(self._free)
         self._leases: dict[str, Lease] = {}
+        self._former: OrderedDict[str, Lease] = OrderedDict()
         self._said = False
 
     def lease(self, conversation: str) -> Lease | None:
@@ -58,9 +69,12 @@ class SlotTable:
         with self._lock:
             lease = self._leases.get(conversation)
             if lease is None and len(self._free) >= SLOTS_PER_CONVERSATION:
-                main, summary, lookahead = self._free[:SLOTS_PER_CONVERSATION]
-                del self._free[:SLOTS_PER_CONVERSATION]
-                lease = self._leases[conversation] = Lease(main, summary, lookahead)
+                # A conversation that comes back may find what it left, each in its place.
+                former = self._former.pop(conversation, None)
+                if former is None or not set(self._free).issuperset(former.slots):
+                    former = Lease(*self._free[:SLOTS_PER_CONVERSATION])
+                self._free = [slot for slot in self._free if slot not in former.slots]
+                lease = self._leases[conversation] = former
             elif lease is None and not self._said:
                 self._said = True
                 logger.warning(
@@ -97,9 +111,12 @@ class SlotTable:
         with self._lock:
             lease = self._leases.pop(conversation, None)
             if lease is not None:
-                self._free = sorted([*self._free, lease.main, lease.summary, lease.lookahead])
+                self._free = sorted([*self._free, *lease.slots])
+                self._former[conversation] = lease
+                while len(self._former) > _FORMER:
+                    self._former.popitem(last=False)
 
     def leased(self) -> frozenset[int]:
         """All slots that are leased now."""
         with self._lock:
-            return frozenset(s for le in self._leases.values() for s in (le.main, le.summary, le.lookahead))
+            return frozenset(slot for lease in self._leases.values() for slot in lease.slots)
