@@ -85,7 +85,7 @@ def plain(messages: Sequence[ChatMessage]) -> list[tuple[str, Any]]:
 
 def settled(memory: Any) -> None:
     """Until what runs ahead has ended."""
-    expecting = getattr(memory, "_expecting", None)
+    expecting = getattr(getattr(memory, "_upcoming", None), "finding", None)
     if expecting is not None:
         expecting.result(30)
     for holder in (getattr(memory, "_running", None), memory._upcoming):
@@ -932,3 +932,192 @@ def test_a_database_that_fails_at_a_commit_costs_the_commit_alone(monkeypatch: p
         await closed(memory)
 
     asyncio.run(main())
+
+
+# ---- what a reading has found --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", ["assistant", "system"])
+@pytest.mark.parametrize("size", [1, 40])
+def test_a_history_that_begins_otherwise_than_with_a_question(first: str, size: int) -> None:
+    """Engines ask before they put the question; a greeting alone, or a system text alone, may be all there is."""
+    history = [said(first, WORD * size)]
+    ours = ChatSummaryMemoryBuffer.from_defaults(chat_history=list(history), token_limit=20, tokenizer_fn=tokenize)
+    assert ours.get(input="the question") in ([], history)
+    ours.put(said("user", "the question"))
+    assert plain(ours.get())[-1] == ("user", "the question")
+
+
+def test_a_run_longer_than_the_limit_is_summarized_ahead() -> None:
+    """Nothing of it can stay once the next question has come, so that is known when it ends."""
+    asked: list[str] = []
+    memory = ChatSummaryMemoryBuffer.from_defaults(llm=Writer(asked=asked), token_limit=30, tokenizer_fn=tokenize)
+    for number in range(4):
+        first, *rest = turn_of(5, 9, 12, number)
+        memory.put(first)
+        before = len(asked)
+        got = memory.get()
+        assert got[-1].content == first.content
+        # What was asked for by the time of the question is used; nobody waits for another one.
+        assert len(asked) == before
+        if number:
+            assert is_summary(got[0])
+            assert len(got) == 2
+        memory.put_messages(rest)
+        settled(memory)
+    assert len(asked) == 4
+
+
+def test_a_run_longer_than_the_queue_is_summarized_ahead() -> None:
+    async def main() -> None:
+        asked: list[str] = []
+        memory = memory_of(Writer(asked=asked))
+        memory.token_limit, memory.token_flush_size = 50, 5
+        for number in range(4):
+            first, *rest = turn_of(5, 9, 12, number)
+            await memory.aput(first)
+            before = len(asked)
+            got = await memory.aget()
+            assert plain(got)[-1][1] == first.content or str(first.content) in str(got[-1].content)
+            assert len(asked) == before
+            await memory.aput_messages(rest)
+            await asyncio.to_thread(settled, memory)
+        assert len(asked) >= 3
+        await closed(memory)
+
+    asyncio.run(main())
+
+
+def test_a_question_that_reaches_the_limit_is_not_kept_waiting() -> None:
+    memory = ChatSummaryMemoryBuffer.from_defaults(
+        llm=Writer(waits=threading.Event()), token_limit=40, tokenizer_fn=tokenize
+    )
+    memory.put_messages(turn_of(5, 9, 0, 0))
+    memory.put_messages(turn_of(5, 9, 0, 1))
+    memory.put(said("user", WORD * 15))
+    got = memory.get()
+    assert len(got) == 5, "as they are, up to a quarter above the limit"
+    assert memory._running.busy
+    memory._running.drop()
+
+
+def test_sizes_are_those_of_the_messages_that_are_there(tmp_path: Path) -> None:
+    """SQLite gives ids again where a session that was alone is deleted."""
+
+    async def main() -> None:
+        memory = memory_of(Writer(), tmp_path / "memory.db")
+        await memory.aput_messages([said("user", "short"), said("assistant", "short")])
+        await memory.aget()
+        ids = [row.id for row in await queue_of(memory.sql_store, memory.session_id)]
+        small = memory._tokens(await queue_of(memory.sql_store, memory.session_id))
+        await memory.areset()
+        await memory.aput_messages([said("user", WORD * 500), said("assistant", WORD * 500)])
+        rows = await queue_of(memory.sql_store, memory.session_id)
+        assert [row.id for row in rows] == ids
+        assert memory._tokens(rows) > 10 * small
+        await closed(memory)
+
+    asyncio.run(main())
+
+
+def test_a_summary_is_not_put_over_another_history_with_the_same_ids(tmp_path: Path) -> None:
+    async def main() -> None:
+        memory = memory_of(Writer(), tmp_path / "memory.db")
+        await memory.aput_messages([said("user", "the first"), said("assistant", "history")])
+        rows = await queue_of(memory.sql_store, memory.session_id)
+        await memory.areset()
+        await memory.aput_messages([said("user", "another"), said("assistant", "one")])
+        assert [r.id for r in await queue_of(memory.sql_store, memory.session_id)] == [r.id for r in rows]
+        assert not await put_summary(memory.sql_store, memory.session_id, rows, "of the first")
+        assert [r.message.content for r in await queue_of(memory.sql_store, memory.session_id)] == ["another", "one"]
+        await closed(memory)
+
+    asyncio.run(main())
+
+
+def test_commits_at_once_to_a_store_of_the_users_own_cover_what_they_say() -> None:
+    class Own(SQLAlchemyChatStore):
+        async def archive_oldest_messages(self, key: str, n: int) -> list[ChatMessage]:
+            await asyncio.sleep(0.01)
+            return await super().archive_oldest_messages(key, n)
+
+    async def main() -> None:
+        store: Any = Own(table_name="messages")
+        await store.add_messages("s", [said("user", str(i)) for i in range(6)])
+        rows = (await queue_of(store, "s"))[:2]
+        done = await asyncio.gather(*(put_summary(store, "s", rows, f"summary {i}") for i in range(3)))
+        assert sorted(done) == [False, False, True]
+        assert [m.content for m in await store.get_messages("s", status=MessageStatus.ACTIVE)] == ["2", "3", "4", "5"]
+        await store._async_engine.dispose()
+
+    asyncio.run(main())
+
+
+def test_a_memory_can_be_copied_while_something_is_under_way() -> None:
+    async def main() -> None:
+        with serving(AgentServer(turns=0)) as server:
+            llm = llm_of(server, is_function_calling_model=True)
+            memory = ChatMemoryBuffer.from_defaults(token_limit=60, tokenizer_fn=tokenize)
+            agent: Any = BuiltInAgent(tools=[], llm=llm, system_prompt="S")
+            for i in range(4):
+                await agent.run(user_msg=f"{i} {WORD * 9}", memory=memory)
+            copied = copy.deepcopy(memory)
+            assert copied.get_all() == memory.get_all()
+            await asyncio.to_thread(settled, memory)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("agent_of", ["react", "code"])
+def test_agents_that_take_a_system_message_for_their_own_send_the_summary(agent_of: str) -> None:
+    from smoothagent_llamaindex import CodeActAgent, ReActAgent
+
+    async def main() -> AgentServer:
+        server = AgentServer(turns=0)
+        with serving(server):
+            llm = llm_of(server)
+            memory = ChatSummaryMemoryBuffer.from_defaults(llm=Writer(), token_limit=30, tokenizer_fn=tokenize)
+            made = server.answer
+
+            def answer(body: dict[str, Any]) -> tuple[dict[str, Any], str]:
+                message, why = made(body)
+                text = "Thought: I can answer.\nAnswer: done" if agent_of == "react" else "done"
+                return ({"role": "assistant", "content": text} if message.get("content") == "done" else message), why
+
+            server.answer = answer
+            agent: Any = (
+                ReActAgent(tools=[], llm=llm)
+                if agent_of == "react"
+                else CodeActAgent(code_execute_fn=lambda code: "", tools=[], llm=llm)
+            )
+            for i in range(8):
+                await agent.run(user_msg=f"{i} {WORD * 9}", memory=memory)
+                await asyncio.to_thread(settled, memory)
+        return server
+
+    server = asyncio.run(main())
+    assert any("SUM " in str(b["messages"]) for b in server.main)
+    first_gone = next(i for i, b in enumerate(server.main) if "0 word" not in str(b["messages"]))
+    assert all("SUM " in str(b["messages"]) for b in server.main[first_gone:])
+
+
+def test_a_conversation_that_is_told_by_its_memory_is_one() -> None:
+    """Whatever a memory gives of its history, each copy would hold slots of the server's."""
+    from smoothagent import KeepRecent
+    from smoothagent_llamaindex import FunctionAgent
+
+    async def main() -> int:
+        with serving(AgentServer(turns=0)) as server:
+            llm = llm_of(server)
+            memory = ChatSummaryMemoryBuffer.from_defaults(llm=Writer(), token_limit=30, tokenizer_fn=tokenize)
+            agent: Any = FunctionAgent(
+                tools=[], llm=llm, system_prompt="S", strategy=lambda: KeepRecent(5, at_turns=50)
+            )
+            for i in range(8):
+                await agent.run(user_msg=f"{i} {WORD * 9}", memory=memory)
+                await asyncio.to_thread(settled, memory)
+            assert any("SUM " in str(b["messages"]) for b in server.main)
+            assert memory._upcoming.idle, "the conversation warms its own view"
+            return len(agent.llm._lookahead.conversations.pool)
+
+    assert asyncio.run(main()) == 1

@@ -18,7 +18,7 @@ from llama_index.core.agent.workflow import AgentOutput, BaseWorkflowAgent
 from llama_index.core.agent.workflow import CodeActAgent as BuiltInCodeAct
 from llama_index.core.agent.workflow import FunctionAgent as BuiltInFunction
 from llama_index.core.agent.workflow import ReActAgent as BuiltInReAct
-from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.memory import BaseMemory
 from llama_index.core.storage.chat_store import BaseChatStore
 
@@ -67,6 +67,16 @@ class FunctionAgent(BuiltInFunction):
             return await super().take_step(ctx, llm_input, tools, memory)
 
 
+def _with_prompt(agent: BaseWorkflowAgent, llm_input: list[ChatMessage]) -> list[ChatMessage]:
+    """What to give a built-in that takes a system message in front for the agent's own, and leaves it out.
+
+    Without one of the agent's it is a memory's: its summary.
+    """
+    if agent.system_prompt or not llm_input or llm_input[0].role != MessageRole.SYSTEM:
+        return llm_input
+    return [ChatMessage(role=MessageRole.SYSTEM, content=""), *llm_input]
+
+
 class ReActAgent(BuiltInReAct):
     """``ReActAgent`` whose run stays within limits; see `FunctionAgent`.
 
@@ -90,7 +100,7 @@ class ReActAgent(BuiltInReAct):
     ) -> AgentOutput:
         """As the built-in."""
         with conversation_named(await _name_of(self, ctx, memory)):
-            return await super().take_step(ctx, llm_input, tools, memory)
+            return await super().take_step(ctx, _with_prompt(self, llm_input), tools, memory)
 
 
 class CodeActAgent(BuiltInCodeAct):
@@ -112,7 +122,7 @@ class CodeActAgent(BuiltInCodeAct):
     ) -> AgentOutput:
         """As the built-in."""
         with conversation_named(await _name_of(self, ctx, memory)):
-            return await super().take_step(ctx, llm_input, tools, memory)
+            return await super().take_step(ctx, _with_prompt(self, llm_input), tools, memory)
 
 
 def _look_ahead(
@@ -126,10 +136,6 @@ def _look_ahead(
         return
     agent.llm = with_lookahead(agent.llm, strategy, delegates=delegates, warm=warm, backend=backend)
     lookahead_of(agent.llm).named_only = True
-    for delegate in (delegates or {}).values():
-        if not isinstance(delegate.agent.llm, LookaheadMixin):
-            # So that the sub-agent's first call is known when it comes.
-            delegate.agent.llm = with_lookahead(delegate.agent.llm)
 
 
 async def _name_of(agent: BaseWorkflowAgent, ctx: Any, memory: BaseMemory | None) -> str | None:

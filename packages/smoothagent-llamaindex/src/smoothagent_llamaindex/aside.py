@@ -65,7 +65,7 @@ class AsideBackend(ObjectBackend[ChatMessage]):
     """
 
     def __init__(self, llm: LLM, *, warm: bool) -> None:
-        one = None if llm.class_name() in IN_PROCESS else limited(llm, 1)
+        one = None if is_in_process(llm) else limited(llm, 1)
         if warm and one is None:
             log.warning("%s: nothing is warmed, since no way is known to ask it for one token", type(llm).__name__)
         super().__init__(type(llm).__name__, warm=warm and one is not None)
@@ -90,7 +90,7 @@ class AsideBackend(ObjectBackend[ChatMessage]):
     ) -> Generated:
         """What the LLM object answers, with the agent's tools. Raises BackendError."""
         del conversation, prompt, extends_main
-        if lookahead and self._llm.class_name() in IN_PROCESS:
+        if lookahead and is_in_process(self._llm):
             raise BackendError(f"{self._name} runs in this process, one call at a time: it is asked when it has to be")
         natives = [native for wire in messages if isinstance(native := getattr(wire, "native", None), ChatMessage)]
         if len(natives) < len(messages):
@@ -107,6 +107,11 @@ class AsideBackend(ObjectBackend[ChatMessage]):
         # What the call says is overridden by the object's own fields, so that a copy is asked that says it.
         asked, one = list(natives), self._llm.model_copy(update=limited(self._llm, max_tokens) or {})
         return await in_thread(lambda: one.chat(asked, **params))
+
+
+def is_in_process(llm: LLM | None) -> bool:
+    """Whether a model is an object of this process, which answers one call at a time: it is asked when it has to be."""
+    return llm is not None and llm.class_name() in IN_PROCESS
 
 
 def quiet(llm: LLM) -> LLM:

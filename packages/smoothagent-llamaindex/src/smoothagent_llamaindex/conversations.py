@@ -229,6 +229,9 @@ class Conversations:
         for key, conversation in known.items():
             if conversation.goes_on_in(messages):
                 return key
+        if is_named() and free:
+            # Told by its memory, whatever of its history that gives; a second one is for calls at the same time.
+            return max(known, key=lambda key: known[key].shared_with(messages), default=free[0])
         # An edited history is still its conversation's, where half of that is in it; others only begin alike.
         likest = max(known, key=lambda key: known[key].shared_with(messages), default=None)
         if likest is not None and 2 * known[likest].shared_with(messages) >= len(known[likest].last):

@@ -48,6 +48,7 @@ def with_lookahead(
         strategy: makes the strategy of a new conversation, such as ``lambda: KeepRecent(10, at_turns=20)``. None
             transforms nothing.
         delegates: sub-agents by the tools that start them: their prompts are warmed while the model writes the call.
+            Their LLMs become copies that tell of their calls.
         warm: prefill ahead; default yes, except at hosted endpoints.
         backend: the LLM's server, if you have one made: with slots of its own, a second server for lookahead work, a
             pacer; default one that is made from the LLM.
@@ -68,6 +69,10 @@ def with_lookahead(
     conversations = known.conversations if known is not None else None
     if strategy is not None:
         conversations = Conversations(strategy, warm=warm, backend=backend, lookahead=lookahead, ceiling=ceiling)
+    for delegate in (delegates or {}).values():
+        if not isinstance(delegate.agent.llm, LookaheadMixin):
+            # So that the sub-agent's first call is known when it comes.
+            delegate.agent.llm = with_lookahead(delegate.agent.llm)
     heard = known.delegates if known is not None and delegates is None else None
     own._lookahead = Lookahead(conversations, heard or Delegates(delegates or {}, warm=warm, backend=backend))
     return made
@@ -376,6 +381,11 @@ def lookahead_of(llm: LLM) -> Lookahead:
     """What `with_lookahead` gave the LLM."""
     own: Any = llm
     return own._lookahead
+
+
+def has_strategy(llm: LLM) -> bool:
+    """Whether what is sent of an LLM's conversations is a strategy's view."""
+    return isinstance(llm, LookaheadMixin) and lookahead_of(llm).conversations is not None
 
 
 class _Inside(NamedTuple):

@@ -17,7 +17,6 @@ from llama_index.core.storage.chat_store import SimpleChatStore
 from pydantic import Field, PrivateAttr
 
 from smoothagent import Backend
-from smoothagent.blocking import in_daemon_thread
 from smoothagent.harmless import harmless
 from smoothagent_llamaindex.codec import LlamaIndexCodec, alike
 from smoothagent_llamaindex.memory.upcoming import Upcoming
@@ -44,7 +43,6 @@ class ChatMemoryBuffer(BuiltIn):
     _upcoming: Upcoming = PrivateAttr(default_factory=Upcoming)
     _initial: int = PrivateAttr(default=0)
     _given: list[ChatMessage] = PrivateAttr(default_factory=list[ChatMessage])
-    _expecting: Any = PrivateAttr(default=None)
 
     @classmethod
     def from_defaults(
@@ -93,37 +91,38 @@ class ChatMemoryBuffer(BuiltIn):
     def _was_put(self, message: ChatMessage) -> None:
         if answers(message) and not self._upcoming.idle:
             # Beside the answer, since tokens are counted, and a database may be asked.
-            work = in_daemon_thread(self._expect, "a memory's next prompt is not warmed")
-            self._expecting = self._upcoming.lane.spawn(work)
+            # What was given to the call that has been answered: an agent may ask once more at the end of its run.
+            given, initial = self._given, self._initial
+            self._upcoming.find_out(lambda: self._expect(given, initial))
 
-    def _expect(self) -> None:
+    def _expect(self, given: list[ChatMessage], initial: int) -> None:
         with harmless("a memory's next prompt"):
-            stored, given = self.get_all(), self._given
+            stored = self.get_all()
             if given:
                 # A window only moves on: what was before the last one is not counted again.
                 starts = (i for i in reversed(range(len(stored))) if alike(stored[i], given[0]))
                 stored = next((stored[i:] for i in starts if all(map(alike, given, stored[i:]))), stored)
-            moved = [w for w in self._next_windows(stored) if w and not (given and alike(w[0], given[0]))]
+            moved = [w for w in self._next_windows(stored, initial) if w and not (given and alike(w[0], given[0]))]
             if moved:  # one that does not move is in the cache as it is
                 self._upcoming.expect(*moved)
 
-    def _next_windows(self, stored: Sequence[ChatMessage]) -> list[list[ChatMessage]]:
+    def _next_windows(self, stored: Sequence[ChatMessage], initial: int) -> list[list[ChatMessage]]:
         """What `get` may give after the user's next message, without that: the likeliest first.
 
         What it would have given had the user said one of the newest messages again, by how many of them say the same.
         """
         said = [m for m in stored if m.role == MessageRole.USER][-_RECENT:]
-        windows = [self._window(stored, m) for m in reversed(said)]
+        windows = [self._window(stored, m, initial) for m in reversed(said)]
         by_start = Counter(len(w) for w in windows)
         return [next(w for w in windows if len(w) == length) for length, _ in by_start.most_common()]
 
-    def _window(self, stored: Sequence[ChatMessage], asked: ChatMessage) -> list[ChatMessage]:
+    def _window(self, stored: Sequence[ChatMessage], asked: ChatMessage, initial: int) -> list[ChatMessage]:
         built_in = BuiltIn(
             token_limit=self.token_limit,
             tokenizer_fn=self.tokenizer_fn,
             chat_store=SimpleChatStore(store={DEFAULT_CHAT_STORE_KEY: [*stored, asked]}),
         )
-        return built_in.get(initial_token_count=self._initial)[:-1]
+        return built_in.get(initial_token_count=initial)[:-1]
 
 
 def answers(message: ChatMessage) -> bool:

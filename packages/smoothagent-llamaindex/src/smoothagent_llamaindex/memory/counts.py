@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,13 +16,15 @@ class Counts(Unshared):
     """Remembers how many tokens a text has."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[str, int] = OrderedDict()
+        self._known: OrderedDict[bytes, int] = OrderedDict()
 
     def of(self, text: str, tokenize: Callable[[str], Sequence[Any]]) -> int:
         """Tokens of ``text``."""
-        known = self._known.get(text)
+        # The texts themselves are not kept.
+        key = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        known = self._known.get(key)
         if known is None:
-            known = self._known[text] = len(tokenize(text))
+            known = self._known[key] = len(tokenize(text))
             while len(self._known) > _TEXTS:
                 self._known.popitem(last=False)
         return known

@@ -20,6 +20,7 @@ from pydantic import Field, PrivateAttr
 
 from smoothagent import Backend
 from smoothagent.harmless import harmless
+from smoothagent_llamaindex.aside import is_in_process
 from smoothagent_llamaindex.codec import is_summary
 from smoothagent_llamaindex.memory.block import SummaryMemoryBlock
 from smoothagent_llamaindex.memory.buffer import answers
@@ -71,7 +72,7 @@ class Memory(BuiltIn):
     _last: tuple[int, int | None] = PrivateAttr(default=(0, None))
     _first: ChatMessage | None = PrivateAttr(default=None)
     _asked: bool = PrivateAttr(default=False)
-    _sizes: dict[int, int] = PrivateAttr(default_factory=dict[int, int])
+    _sizes: dict[tuple[int, int], int] = PrivateAttr(default_factory=dict[tuple[int, int], int])
 
     @classmethod
     def from_defaults(
@@ -188,9 +189,12 @@ class Memory(BuiltIn):
                 self._upcoming.hurry()
             await running.await_(due=over)
             self._upcoming.settle()
-            took = await self._take(block, rows, existing)
-            if took is not None or (running.busy and not over):
-                return  # or it comes with a later turn
+            if await self._take(block, rows, existing) is not None:
+                return
+        if not over and not is_in_process(block.llm):
+            if not (running.busy and running.fits(existing, messages)):
+                self._begin(block, existing, messages, self._surplus(rows, limit))
+            return  # it comes with a later turn
         await self._on_the_spot(block, rows, existing)
 
     def _leaves(self, rows: Sequence[Row]) -> int:
@@ -261,10 +265,14 @@ class Memory(BuiltIn):
         # What is still to come until there is too much will be there, too, when the summary is taken.
         to_come = growth * max(1, math.ceil((limit + 1 - size) / growth)) if growth else 0
         covered = self._surplus(rows, max(0.0, limit - to_come))
-        if 0 < covered < len(rows):
-            self._begin(block, existing, messages, covered)
+        if self._tokens(rows[covered:]) > limit:
+            # A run longer than the limit: nothing of it can stay once the next question has come.
+            covered = len(rows)
+        self._begin(block, existing, messages, covered)
 
     def _begin(self, block: SummaryMemoryBlock, existing: str, messages: list[ChatMessage], covered: int) -> None:
+        if not covered or is_in_process(block.llm):
+            return
         lane, request = self._upcoming.lane, block.request(messages[:covered], existing)
         writing = asking(
             *(block.llm, self._upcoming, request),
@@ -315,11 +323,12 @@ class Memory(BuiltIn):
         """Tokens of a message, counted once where its row is known."""
         if row.id is None:
             return self._estimate_token_count(row.message)
-        known = self._sizes.get(row.id)
+        key = row.id, row.timestamp  # ids are used again where a session that was alone is deleted
+        known = self._sizes.get(key)
         if known is None:
             if len(self._sizes) >= _ROWS:
                 self._sizes.clear()
-            known = self._sizes[row.id] = self._estimate_token_count(row.message)
+            known = self._sizes[key] = self._estimate_token_count(row.message)
         return known
 
 

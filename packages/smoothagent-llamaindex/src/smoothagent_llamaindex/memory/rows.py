@@ -6,8 +6,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import itertools
-from collections.abc import Sequence
+import weakref
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
@@ -44,7 +47,7 @@ async def queue_of(store: AsyncDBChatStore, session: str) -> list[Row]:
         found = await store.get_messages(session, status=MessageStatus.ACTIVE)
         return [Row(None, number, message) for number, message in enumerate(found)]
     sessions, table = await _opened(store)
-    async with sessions() as database:
+    async with _alone(store), sessions() as database:
         rows = await database.execute(_oldest(table, session))
         return [Row(row.id, row.timestamp, ChatMessage.model_validate(row.data)) for row in rows.fetchall()]
 
@@ -65,7 +68,7 @@ async def summary_in(store: AsyncDBChatStore, session: str) -> str | None:
         # By id, which is one database's, and not by time, which is each writer's own.
         .order_by(table.c.id.desc())
     )
-    async with sessions() as database:
+    async with _alone(store), sessions() as database:
         for start in itertools.count(0, _FEW):
             rows = (await database.execute(newest.limit(_FEW).offset(start))).fetchall()
             for row in rows:
@@ -89,23 +92,31 @@ async def put_summary(store: AsyncDBChatStore, session: str, covered: Sequence[R
     """
     summary = summary_message(text)
     if not is_plain_sql(store):
-        present = await store.get_messages(session, status=MessageStatus.ACTIVE)
-        if len(present) < len(covered) or not all(alike(r.message, m) for r, m in zip(covered, present, strict=False)):
-            return False
-        await store.add_message(session, summary, status=MessageStatus.ARCHIVED)
-        await store.archive_oldest_messages(session, len(covered))
-        return True
+        async with _alone(store):
+            present = await store.get_messages(session, status=MessageStatus.ACTIVE)
+            pairs = zip(covered, present, strict=False)
+            if len(present) < len(covered) or not all(alike(row.message, message) for row, message in pairs):
+                return False
+            await store.add_message(session, summary, status=MessageStatus.ARCHIVED)
+            await store.archive_oldest_messages(session, len(covered))
+            return True
     sessions, table = await _opened(store)
     ids = [row.id for row in covered]
-    async with sessions() as database, database.begin() as transaction:
+    async with _alone(store), sessions() as database, database.begin() as transaction:
         oldest = await database.execute(_oldest(table, session).limit(len(ids)))
-        same = [row.id for row in oldest.fetchall()] == ids
+        # By their times, too: ids are used again where a session that was alone is deleted.
+        same = [(row.id, row.timestamp) for row in oldest.fetchall()] == [(row.id, row.timestamp) for row in covered]
         archived = 0
         for start in range(0, len(ids), _AT_ONCE) if same else ():
             some = ids[start : start + _AT_ONCE]
             done = await database.execute(
                 update(table)
-                .where(table.c.id.in_(some), table.c.key == session, table.c.status == MessageStatus.ACTIVE.value)
+                .where(
+                    table.c.id.in_(some),
+                    table.c.key == session,
+                    table.c.status == MessageStatus.ACTIVE.value,
+                    table.c.timestamp.between(covered[0].timestamp, covered[-1].timestamp),
+                )
                 .values(status=MessageStatus.ARCHIVED.value)
             )
             archived += done.rowcount
@@ -122,6 +133,29 @@ async def put_summary(store: AsyncDBChatStore, session: str, covered: Sequence[R
             )
         )
     return True
+
+
+_locks: dict[tuple[int, int], tuple[weakref.ref[Any], weakref.ref[Any], asyncio.Lock]] = {}
+"""By the identities of store and loop: pydantic's objects cannot be looked up."""
+
+
+@contextlib.asynccontextmanager
+async def _alone(store: AsyncDBChatStore) -> AsyncGenerator[None]:
+    """Nobody else of this loop is at the store: what has several steps has no others between them.
+
+    SQLite's in-memory databases have one connection for all sessions, so that one's rollback is another's.
+    """
+    loop = asyncio.get_running_loop()
+    key = id(store), id(loop)
+    found = _locks.get(key)
+    if found is None or found[0]() is not store or found[1]() is not loop:
+
+        def forget(_: object) -> None:
+            _locks.pop(key, None)
+
+        found = _locks[key] = weakref.ref(store, forget), weakref.ref(loop), asyncio.Lock()
+    async with found[2]:
+        yield
 
 
 def _oldest(table: Any, session: str) -> Any:

@@ -11,7 +11,7 @@ from llama_index.core.llms import LLM
 from smoothagent import Backend, BackendError, Generated, Usage, running
 from smoothagent.model import checked
 from smoothagent.serving.through_object import ObjectBackend
-from smoothagent_llamaindex.aside import IN_PROCESS, finish_reason, in_thread, limited, quiet
+from smoothagent_llamaindex.aside import finish_reason, in_thread, is_in_process, limited, quiet
 from smoothagent_llamaindex.codec import LlamaIndexCodec, alike
 from smoothagent_llamaindex.memory.upcoming import Upcoming
 from smoothagent_llamaindex.models import backend_for, given_for, prompt_for, to_wire_of
@@ -118,7 +118,7 @@ async def _ask(llm: LLM, upcoming: Upcoming, request: list[ChatMessage], accept_
             generated_tokens=max(0, answer.usage.completion_tokens),
         )
         return checked(answer, most, accept_cut_off=accept_cut_off)
-    if llm.class_name() in IN_PROCESS:
+    if is_in_process(llm):
         name = type(llm).__name__
         raise BackendError(f"{name} runs in this process, one call at a time: it is asked when it has to be")
     one = quiet(llm)

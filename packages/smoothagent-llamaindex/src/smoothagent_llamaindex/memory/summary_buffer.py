@@ -18,7 +18,7 @@ from pydantic import Field, PrivateAttr
 
 from smoothagent import Backend
 from smoothagent.harmless import harmless
-from smoothagent_llamaindex.aside import unseen
+from smoothagent_llamaindex.aside import is_in_process, unseen
 from smoothagent_llamaindex.codec import alike, is_summary, summary_message
 from smoothagent_llamaindex.memory.buffer import answers
 from smoothagent_llamaindex.memory.counts import Counts
@@ -100,8 +100,9 @@ class ChatSummaryMemoryBuffer(BuiltIn):
         # An agent asks again before each call of a run. Within one its prompt goes on as it began.
         if not self._is_as_given(history):
             history = self._given(history, limit, ended=input is None and self._is_after_a_run(history))
-        self._last = (len(history), history[-1])
-        self._upcoming.watch(history, warm=self.warm, given=self.backend)
+        self._last = (len(history), history[-1] if history else None)
+        if history:
+            self._upcoming.watch(history, warm=self.warm, given=self.backend)
         return history
 
     def _is_after_a_run(self, history: Sequence[ChatMessage]) -> bool:
@@ -180,7 +181,9 @@ class ChatSummaryMemoryBuffer(BuiltIn):
             taken = self._taken(history, limit)
             if taken is not None:
                 return taken
-        if fits and running.busy and not over:
+        if not over and not is_in_process(self.llm):
+            if not (fits and running.busy):
+                self._begin(history, self._cut(history, limit))
             return history  # it comes with a later turn
         return self._on_the_spot(history, limit)
 
@@ -195,7 +198,7 @@ class ChatSummaryMemoryBuffer(BuiltIn):
             return None
         pinned = _pinned(history)
         head = [*history[:pinned], summary_message(taken.text)]
-        if self._tokens([*head, *history[taken.covered :]]) > limit:
+        if self._tokens([*head, *history[taken.covered :]]) > limit * 1.25:
             log.info("a summary that was prepared leaves more than %d tokens: another one is made", limit)
             return None
         return self._replaced(history, head, history[taken.covered :])
@@ -260,7 +263,7 @@ class ChatSummaryMemoryBuffer(BuiltIn):
 
     def _saved(self) -> None:
         """A turn is complete: begin what the next one will need. It must not cost the turn."""
-        if self.llm is None or self.strict:
+        if self.llm is None or self.strict or is_in_process(self.llm):
             return
         with harmless("a memory's next summary"):
             self._prepare(list(self.get_all()))
@@ -277,9 +280,8 @@ class ChatSummaryMemoryBuffer(BuiltIn):
         if running.fits("", history) and self._leaves(history) + sizes[question] <= limit:
             self._warm_ahead(history)  # with what has come
             return
-        cut = self._cut(history, limit) if is_near(size, self._growth, limit, self.soft) else 0
-        if cut:
-            self._begin(history, cut)
+        if is_near(size, self._growth, limit, self.soft):
+            self._begin(history, self._cut(history, limit))
 
     def _cut(self, history: list[ChatMessage], limit: int) -> int:
         """The last user message that leaves as much as should stay by the time the limit is reached."""
@@ -289,11 +291,19 @@ class ChatSummaryMemoryBuffer(BuiltIn):
             kept += self._tokens([history[i]])
             if kept >= wanted and history[i].role == MessageRole.USER:
                 # What is there already is summarized again only together with something new.
-                return i if not is_summary(history[i - 1]) else 0
-        return 0
+                cut = i if not is_summary(history[i - 1]) else 0
+                break
+        else:
+            cut = 0
+        if not answers(history[-1]) or self._tokens([*history[:pinned], *history[cut:]]) <= limit:
+            return cut
+        # A run longer than the limit: nothing of it can stay once the next question has come.
+        return len(history)
 
     def _begin(self, history: list[ChatMessage], cut: int) -> None:
         llm, covered = self.llm, history[_pinned(history) : cut]
+        if not covered:
+            return
         assert llm is not None
         request = [
             ChatMessage(role=MessageRole.SYSTEM, content=self.summarize_prompt),

@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.llms import LLM
 
 from smoothagent import Backend, upcoming
+from smoothagent.blocking import in_daemon_thread
 from smoothagent.harmless import harmless
 from smoothagent.lane import Lane
 from smoothagent_llamaindex.aside import AsideBackend
 from smoothagent_llamaindex.codec import LlamaIndexCodec, alike
+from smoothagent_llamaindex.llm import has_strategy
 from smoothagent_llamaindex.models import backend_for, given_for, prompt_for, to_wire_of
 from smoothagent_llamaindex.seen import SEEN, Shape
 
@@ -36,11 +38,13 @@ class Upcoming(upcoming.Upcoming[ChatMessage]):
 
     Attributes:
         shape: the last call, where one was seen.
+        finding: what is found out in a thread.
     """
 
     def __init__(self, lane: Lane | None = None) -> None:
         super().__init__(lane)
         self.shape: Shape | None = None
+        self.finding: concurrent.futures.Future[None] | None = None
         self._history: list[ChatMessage] = []
         self._watched_at = 0.0
         self._warms: bool | None = None
@@ -72,6 +76,10 @@ class Upcoming(upcoming.Upcoming[ChatMessage]):
             return
         with harmless("a memory's next prompt"):
             self.warm(self.shape.prompt, *map(self.shape.opening, histories))
+
+    def find_out(self, expect: Callable[[], None]) -> None:
+        """Do what leads to `expect` in a thread of its own, since tokens are counted, and a database may be asked."""
+        self.finding = self.lane.spawn(in_daemon_thread(expect, "a memory's next prompt is not warmed"))
 
     def forget(self) -> None:
         """The conversation is over."""
@@ -105,8 +113,13 @@ class Upcoming(upcoming.Upcoming[ChatMessage]):
             self._llm = shape.llm
             backend = given_for(self._given, shape.llm) or backend_for(shape.llm, warm=self._warms)
             idle = isinstance(backend, AsideBackend) and not backend.prefills
+            # An agent with a strategy sends another view, and has it warmed itself.
+            idle = idle or has_strategy(shape.llm)
             self.serve(backend, LlamaIndexCodec(to_wire_of(shape.llm)), prefills=not idle)
         before, self.shape = self.shape, shape
+        if before is not None and before.prompt.tools and not shape.prompt.tools and before.before == shape.before:
+            # An early stop, or a title: the next turn has tools again.
+            self.shape = before
         if isinstance(self.backend, AsideBackend):
             self.backend.params = shape.params
         # Engines that put what they have found into the system text begin anew on every turn.
