@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,7 +17,8 @@ from autogen_core.memory import ListMemory
 
 from ag import OUTPUT, client_of
 from agent_server import AgentServer, kind_of, serving
-from smoothagent_autogen import AgentTool, BufferedChatCompletionContext, TeamTool
+from smoothagent import KeepRecent, OpenAIBackend, Stream
+from smoothagent_autogen import AgentTool, BufferedChatCompletionContext, LookaheadChatCompletionContext, TeamTool
 
 TASK = 'Find out what the function does, "all" of it, and say so in détail. ' * 6
 
@@ -46,7 +48,12 @@ class Boss(AgentServer):
 
 
 def delegated(
-    *, streams: bool, module: Any = None, team: bool = False, helper: dict[str, Any] | None = None
+    *,
+    streams: bool,
+    module: Any = None,
+    team: bool = False,
+    helper: dict[str, Any] | Callable[[AgentServer], dict[str, Any]] | None = None,
+    backend: Any = None,
 ) -> tuple[AgentServer, Any]:
     """The boss's run; the server, and its tool."""
 
@@ -64,13 +71,14 @@ def delegated(
                 system_message="HELPER " * 40,
                 description="Helps.",
                 max_tool_iterations=10,
-                **(helper or {}),
+                **((helper(server) if callable(helper) else helper) or {}),
             )
             if team:
                 chat = RoundRobinGroupChat([sub], termination_condition=MaxMessageTermination(2))
                 tool: Any = (module or TeamTool)(chat, "helpers", "They help.", True)
             else:
-                tool = (module or AgentTool)(sub, True)
+                more = {} if backend is None else {"backend": backend(server.url, "m")}
+                tool = (module or AgentTool)(sub, True, **more)
             waited = _waiting(tool, streams=streams) if module is None else tool
             boss = AssistantAgent(
                 "boss",
@@ -91,7 +99,7 @@ def _waiting(tool: Any, *, streams: bool) -> Any:
     run = tool.run_json_stream
 
     async def late(args: Any, *more: Any, **given: Any) -> Any:
-        opened = [one for one in tool._opened if one.waits]
+        opened = [one for one in tool._work.opened if one.waits]
         for _ in range(3000):
             warm = [one.delegation.warmed_text if streams else one.delegation.prefilled_tokens for one in opened]
             if all(found > (len(TASK) // 2 if streams else 0) for found in warm):
@@ -165,6 +173,35 @@ def test_a_sub_agent_with_a_context_of_ours_goes_on(streams: bool) -> None:
     server, _ = delegated(streams=streams, helper={"model_context": BufferedChatCompletionContext(3)})
     assert warm_text(server, firsts(server)[0]) >= 0
     assert len(firsts(server)) == 2
+
+
+class Marked(OpenAIBackend):
+    """Marks each call with its conversation."""
+
+    def route(self, conversation: str, stream: Stream) -> dict[str, Any]:
+        super().route(conversation, stream)
+        return {"extra_body": {"user": conversation}}
+
+
+@pytest.mark.parametrize("kind", ["window", "strategy"])
+def test_a_sub_agents_later_calls_go_to_where_the_first_went(kind: str) -> None:
+    """On a server with slots that is where its prompt is."""
+
+    def make(server: AgentServer) -> dict[str, Any]:
+        backend = Marked(server.url, "m")
+        context: Any = (
+            BufferedChatCompletionContext(30, backend=backend)
+            if kind == "window"
+            else LookaheadChatCompletionContext(lambda: KeepRecent(10, at_turns=20), backend=backend)
+        )
+        return {"model_context": context}
+
+    server, _ = delegated(streams=True, helper=make, backend=Marked)
+    own = [b for b in server.main if b["messages"][0]["content"].startswith("HELPER")]
+    # The second task finds what the first left, where the first was.
+    assert len(own) == 4
+    assert len({b["user"] for b in own[:2]}) == 1
+    assert all(b["user"] for b in own)
 
 
 def test_a_sub_agent_whose_first_call_only_its_run_can_tell_starts_cold() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import gc
+import itertools
 import threading
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
@@ -14,14 +15,22 @@ from autogen_agentchat.agents import AssistantAgent, SocietyOfMindAgent
 from autogen_agentchat.conditions import MaxMessageTermination
 from autogen_agentchat.teams import RoundRobinGroupChat, SelectorGroupChat, Swarm
 from autogen_core import CancellationToken
-from autogen_core.models import ChatCompletionClient, CreateResult, LLMMessage, RequestUsage, SystemMessage
+from autogen_core.models import (
+    AssistantMessage,
+    ChatCompletionClient,
+    CreateResult,
+    LLMMessage,
+    RequestUsage,
+    SystemMessage,
+)
 from autogen_ext.models.cache import ChatCompletionCache
 from autogen_ext.models.openai import OpenAIChatCompletionClient
 
 import smoothagent_autogen as ours
-from ag import INFO, calls, client_of, looking, played, results, settled, streamable, user, warmed_before
+from ag import INFO, answer, calls, client_of, looking, played, results, settled, streamable, user, warmed_before
 from agent_server import AgentServer, kind_of, serving
 from smoothagent import KeepRecent
+from smoothagent_autogen.aside import limit
 
 
 def test_several_agents_with_one_client_and_one_task_are_kept_apart() -> None:
@@ -174,6 +183,220 @@ def test_a_client_that_is_copied_or_made_later_is_seen() -> None:
         assert context.last_commit is not None
 
     asyncio.run(main())
+
+
+class Counting(Foreign):
+    """One that counts in place, as some do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._total_usage = {"completion_tokens": 0}
+        self._create_calls: list[int] = []
+
+    async def create(self, messages: Sequence[LLMMessage], **kwargs: Any) -> CreateResult:
+        result = await super().create(messages, **kwargs)
+        self._total_usage["completion_tokens"] += result.usage.completion_tokens
+        self._create_calls.append(len(messages))
+        return result
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_counters_that_change_in_place_count_the_agents_calls_alone(cached: bool) -> None:
+    async def main() -> None:
+        client = Counting()
+        context = ours.SummarizingChatCompletionContext(2_000, keep=600)
+        agent = AssistantAgent("agent", ChatCompletionCache(client) if cached else client, model_context=context)
+        for number in range(20):
+            await agent.run(task=f"{number} " + "words and more words " * 12)
+            await settled(context)
+        assert context.last_commit is not None
+        own: Any = client
+        assert own._total_usage == {"completion_tokens": 5 * 20}
+        assert len(own._create_calls) == 20
+        assert len(client.asked) > 20
+
+    asyncio.run(main())
+
+
+class BaseAnthropicChatCompletionClient(Foreign):
+    """As strict as hosted servers are, and as careless with what it is asked as AutoGen's client for Claude."""
+
+    async def create(self, messages: Sequence[LLMMessage], **kwargs: Any) -> CreateResult:
+        last = messages[-1]
+        if isinstance(last, AssistantMessage):
+            if not isinstance(last.content, str):
+                raise ValueError("400: calls without results")
+            last.content = last.content.rstrip()
+        result = await super().create(messages, **kwargs)
+        self.limits.append(kwargs.get("extra_create_args", {}).get("max_tokens"))
+        return result.model_copy(update={"content": f"{result.content}  "})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.limits: list[int | None] = []
+
+
+def test_what_is_asked_through_the_client_is_what_servers_take_and_changes_nothing() -> None:
+    async def main() -> None:
+        client = BaseAnthropicChatCompletionClient()
+        context = ours.BufferedChatCompletionContext(4, warm=True)
+        for number in range(6):
+            await context.add_message(user(f"{number}"))
+            answered = await client.create(await context.get_messages())
+            await context.add_message(answer(str(answered.content)))
+            await settled(context)
+            await context.add_message(user("and"))
+            await client.create(await context.get_messages())
+            await context.add_message(calls(f"c{number}"))
+            await settled(context)
+            await context.add_message(results(f"c{number}"))
+        stored = context._messages  # pyright: ignore[reportPrivateUsage]
+        assert {
+            str(m.content)[-2:] for m in stored if isinstance(m, AssistantMessage) and isinstance(m.content, str)
+        } == {"  "}
+        assert client.limits.count(1) >= 5
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "expected"),
+    [
+        (
+            "BaseOllamaChatCompletionClient",
+            {"options": {"num_ctx": 32_768}},
+            {"options": {"num_ctx": 32_768, "num_predict": 9}},
+        ),
+        ("BaseOpenAIChatCompletionClient", {"model": "m"}, {"max_tokens": 9}),
+        ("BaseOpenAIChatCompletionClient", {"model": "m", "max_completion_tokens": 5}, {"max_completion_tokens": 9}),
+        ("BaseOpenAIChatCompletionClient", {"model": "o3-mini"}, {"max_completion_tokens": 9}),
+        ("BaseAnthropicChatCompletionClient", {"thinking": {"budget_tokens": 2_000}}, None),
+        ("Another", {}, None),
+    ],
+)
+def test_a_length_limit_is_what_the_client_takes(name: str, own: dict[str, Any], expected: Any) -> None:
+    client: Any = type(name, (Foreign,), {})()
+    client._create_args = own
+    assert limit(client, 9) == expected
+
+
+def test_another_agents_call_that_looks_the_same_is_not_taken() -> None:
+    async def main() -> None:
+        mine, theirs = Foreign(), Foreign()
+        context = ours.SummarizingChatCompletionContext(2_000)
+        task = user("the task")
+        await context.add_message(task)
+        asked, done = asyncio.Event(), asyncio.Event()
+
+        async def first() -> None:
+            view = await context.get_messages()
+            asked.set()
+            await done.wait()  # as one that asks a server for its tools
+            await mine.create([SystemMessage(content="mine"), *view])
+
+        async def second() -> None:
+            await asked.wait()
+            await theirs.create([SystemMessage(content="theirs"), task])
+            done.set()
+
+        await asyncio.gather(first(), second())
+        shape = context._conversation._shape  # pyright: ignore[reportPrivateUsage]
+        assert shape is not None
+        assert shape.client is mine
+
+    asyncio.run(main())
+
+
+def test_a_view_that_is_sent_by_another_task_is_still_known() -> None:
+    async def main() -> None:
+        client = Foreign()
+        context = ours.SummarizingChatCompletionContext(2_000)
+        await context.add_message(user("the task"))
+        view = await asyncio.create_task(context.get_messages())
+        await asyncio.create_task(client.create(view))
+        assert context._conversation._shape is not None  # pyright: ignore[reportPrivateUsage]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("shots", [False, True])
+def test_what_stands_around_the_context_is_warmed_with_it(several: bool, shots: bool) -> None:
+    """System messages of the context's own, and an agent's examples before it."""
+
+    async def main() -> None:
+        first = SystemMessage(content="the context's \n")
+        context = ours.LookaheadChatCompletionContext(
+            lambda: KeepRecent(2, at_turns=4), initial_messages=None if shots else [first]
+        )
+        before: list[LLMMessage] = [user("like this"), answer("so")] if shots else []
+        with serving(streamable(AgentServer())) as server:
+            client = client_of(server, model_info={**INFO, "multiple_system_messages": several})
+            await context.add_message(user("the task"))
+            for turn in range(12):
+                view = await context.get_messages()
+                await client.create([SystemMessage(content="the agent's"), *before, *view])
+                await context.add_message(calls(f"c{turn}"))
+                await settled(context)
+                await context.add_message(results(f"c{turn}"))
+            assert context.last_commit is not None
+            assert context.last_commit.kind == "lookahead"
+            cut = [b for a, b in itertools.pairwise(server.main) if len(b["messages"]) < len(a["messages"])]
+            assert len(cut) >= 3
+            # Nothing but the newest result is cold.
+            assert [warmed_before(server, body) for body in cut] == [len(body["messages"]) - 1 for body in cut]
+
+    asyncio.run(main())
+
+
+def test_an_answer_that_is_handed_over_is_not_the_agents() -> None:
+    async def main() -> None:
+        with serving(streamable(AgentServer())) as server:
+            client = client_of(server)
+            context = ours.BufferedChatCompletionContext(3)
+            for number in range(4):
+                await context.add_message(user(f"{number}"))
+                await client.create(await context.get_messages())
+                await context.add_message(answer("mine"))
+                await settled(context)
+            before = len(server.prefills)
+            assert before
+            await context.add_message(answer("another's"))
+            await settled(context)
+            assert len(server.prefills) == before
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("turns", [1, 3])
+def test_a_loop_that_ends_with_a_reflection_is_foreseen(turns: int) -> None:
+    server, _ = played(
+        ours.BufferedChatCompletionContext(5),
+        turns=1000,
+        tasks=6,
+        max_tool_iterations=turns,
+        reflect_on_tool_use=True,
+    )
+    foreseen = [
+        warmed_before(server, b) == len(b["messages"]) - 1
+        for b in server.main[4 * turns :]
+        if b["messages"][-1]["role"] == "tool" and bool(b.get("tools")) == (turns > 1)
+    ]
+    assert len(foreseen) >= 4
+    assert all(foreseen)
+
+
+def test_a_context_whose_calls_are_not_seen_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        client = Foreign()
+        context = ours.SummarizingChatCompletionContext(2_000)
+        for number in range(4):
+            await context.add_message(user(f"{number}"))
+            await client.create([*await context.get_messages(), user("and now?")])
+            await context.add_message(answer("so"))
+
+    asyncio.run(main())
+    assert "nothing is transformed" in caplog.text
 
 
 def test_errors_and_cancelled_calls_come_through() -> None:

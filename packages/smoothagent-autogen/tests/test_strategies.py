@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import logging
 from pathlib import Path
@@ -131,6 +132,35 @@ def test_parallel_results_stay_in_one_message() -> None:
             assert len(view) < len(context._messages)  # pyright: ignore[reportPrivateUsage]
 
     asyncio.run(main())
+
+
+def test_calls_that_all_have_one_id_stay_apart() -> None:
+    """As a client gives them that does not count."""
+
+    async def main() -> None:
+        context = ours.LookaheadChatCompletionContext(lambda: KeepRecent(2, at_turns=4))
+        with serving(AgentServer()) as server:
+            client = client_of(server)
+            await context.add_message(user("the task"))
+            for number in range(9):
+                await client.create(await context.get_messages())
+                ids = ["0"] * (1 + number % 2)
+                await context.add_message(calls(*ids))
+                await settled(context)
+                await context.add_message(results(*ids))
+            view = await context.get_messages()
+            stored = {id(m) for m in context._messages}  # pyright: ignore[reportPrivateUsage]
+            assert all(id(m) in stored for m in view)
+
+    asyncio.run(main())
+
+
+def test_a_copy_goes_on_where_it_was() -> None:
+    context = ours.SummarizingChatCompletionContext(900, keep=300)
+    played(context, turns=20)
+    copied = copy.deepcopy(context)
+    assert asyncio.run(copied.get_messages()) == asyncio.run(context.get_messages())
+    assert len(asyncio.run(copied.get_messages())) < 41
 
 
 def test_a_reflection_does_not_commit() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 from collections.abc import Callable
 from typing import Any
@@ -212,6 +213,27 @@ def test_windows_by_tokens_are_warm(monkeypatch: pytest.MonkeyPatch) -> None:
         asked = {c["id"] for m in body["messages"] for c in m.get("tool_calls") or ()}
         assert asked == {m["tool_call_id"] for m in body["messages"] if m["role"] == "tool"}
     assert sum(warmed_before(mine, b) == len(b["messages"]) - 1 for b in moved) >= len(moved) - 1
+
+
+def test_a_window_that_does_not_move_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is in the cache as it is; a shorter one in its place would be a step back."""
+    from autogen_ext.models.openai import OpenAIChatCompletionClient
+
+    def count(self: Any, messages: list[LLMMessage], *, tools: Any = ()) -> int:
+        return Counting().count_tokens(messages)
+
+    monkeypatch.setattr(OpenAIChatCompletionClient, "count_tokens", count)
+    client = client_of(AgentServer(url="http://127.0.0.1:9/v1"))
+    server, _ = played(ours.TokenLimitedChatCompletionContext(client, token_limit=100_000), turns=2, tasks=6)
+    assert server.prefills == []
+
+
+@pytest.mark.parametrize("kind", ["buffered", "head and tail", "unbounded"])
+def test_a_copy_begins_with_nothing_under_way(kind: str) -> None:
+    context = of(kind, ours, 3, 3)
+    played(context, turns=8)
+    copied = copy.deepcopy(context)
+    assert asyncio.run(copied.get_messages()) == asyncio.run(context.get_messages())
 
 
 def test_a_reflection_has_a_prefix_of_its_own() -> None:

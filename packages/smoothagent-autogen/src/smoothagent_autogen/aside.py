@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import re
 from collections.abc import Generator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
-from autogen_core.models import ChatCompletionClient, LLMMessage, SystemMessage
+from autogen_core.models import AssistantMessage, ChatCompletionClient, LLMMessage, SystemMessage, UserMessage
 
 from smoothagent import BackendError, Generated, Prompt, Usage
 from smoothagent.serving.backend import Wire
+from smoothagent.serving.chat import without_thoughts
 from smoothagent.serving.through_object import ObjectBackend
 
 _unseen: ContextVar[bool] = ContextVar("smoothagent_autogen_unseen", default=False)
@@ -39,8 +41,8 @@ def is_unseen() -> bool:
 class AsideBackend(ObjectBackend[LLMMessage]):
     """A `Backend` that knows nothing of its server but what the client object says. One for each conversation.
 
-    It asks a copy, so that the user's client counts no tokens of it, on the agent's own loop, which its connections
-    belong to.
+    It asks a copy, which shares the client's connections and not its counters, on the agent's own loop, which those
+    connections belong to. A client that is wrapped in others (AutoGen's cache) is asked itself.
 
     Args:
         client: the agent's.
@@ -53,15 +55,24 @@ class AsideBackend(ObjectBackend[LLMMessage]):
     """
 
     def __init__(self, client: ChatCompletionClient, *, warm: bool) -> None:
-        able = limit(client, 1) is not None and type(client).__name__ not in IN_PROCESS
-        super().__init__(type(client).__name__, warm=warm and able)
-        self._client = client
+        own = inner_of(client)
+        able = limit(own, 1) is not None and type(own).__name__ not in IN_PROCESS
+        super().__init__(type(own).__name__, warm=warm and able)
+        self._client = own
         self.call: Mapping[str, Any] = {}
         self.loop: asyncio.AbstractEventLoop | None = None
 
     async def ask(self, natives: Sequence[LLMMessage], prompt: Prompt) -> Usage | None:
         """Ask for one token after these messages. Raises BackendError."""
-        answer = await self._create(natives, prompt, 1)
+        # Hosted servers refuse calls whose results are missing.
+        last = len(natives)
+        while (
+            last and isinstance(newest := natives[last - 1], AssistantMessage) and not isinstance(newest.content, str)
+        ):
+            last -= 1
+        if not last:
+            return None
+        answer = await self._create(natives[:last], prompt, 1)
         return answer.usage
 
     async def generate(
@@ -86,13 +97,17 @@ class AsideBackend(ObjectBackend[LLMMessage]):
     async def _create(self, natives: Sequence[LLMMessage], prompt: Prompt, max_tokens: int) -> Generated:
         head: list[LLMMessage] = [] if prompt.system is None else [SystemMessage(content=prompt.system)]
         given: dict[str, Any] = {k: v for k, v in self.call.items() if k == "tools"}
-        extra = {**dict(self.call.get("extra_create_args") or {}), **(limit(self._client, max_tokens) or {})}
+        extra: dict[str, Any] = dict(self.call.get("extra_create_args") or {})
+        limited = limit(self._client, max_tokens, extra)
+        extra |= limited or {}
         if extra:
             given["extra_create_args"] = extra
         loop = self.loop
         if loop is None or not loop.is_running():
             raise BackendError(f"{self._name} is asked on the agent's own event loop, which does not run")
-        asked = self._answer([*head, *natives], given)
+        # Copies: some clients change what they are asked.
+        sent = [message.model_copy() for message in seen_by(self._client, natives)]
+        asked = self._answer([*head, *sent], given)
         try:
             if loop is asyncio.get_running_loop():
                 answer = await asked
@@ -103,22 +118,65 @@ class AsideBackend(ObjectBackend[LLMMessage]):
         calls = not isinstance(answer.content, str)
         usage = Usage(answer.usage.prompt_tokens, answer.usage.completion_tokens)
         reason = {"function_calls": "tool_calls", "unknown": "stop"}.get(answer.finish_reason, answer.finish_reason)
-        if reason == "stop" and 0 < max_tokens <= usage.completion_tokens:
+        if limited is not None and reason == "stop" and 0 < max_tokens <= usage.completion_tokens:
             reason = "length"
-        return Generated("" if calls else answer.content, reason, calls, usage)
+        text = "" if calls else without_thoughts(answer.content)
+        return Generated(text or "", reason if text is not None else "length", calls, usage)
 
     async def _answer(self, messages: Sequence[LLMMessage], given: Mapping[str, Any]) -> Any:
-        # What it counts is the copy's: it puts sums in its fields, and changes none in place.
-        client: Any = copy.copy(self._client)
         with unseen():
-            return await client.create(messages, **given)
+            return await _with_counters_of_its_own(self._client).create(messages, **given)
 
 
-def limit(client: ChatCompletionClient, tokens: int) -> dict[str, Any] | None:
-    """``extra_create_args`` for an answer of at most so many tokens; None where no limit is known."""
+def _with_counters_of_its_own(client: ChatCompletionClient) -> ChatCompletionClient:
+    """A copy that shares everything but what is counted; `copy.copy` would make connections of its own."""
+    copied: Any = object.__new__(type(client))
+    for name, value in vars(client).items():
+        counted = "usage" in name or "calls" in name
+        copied.__dict__[name] = copy.deepcopy(value) if counted else value
+    return copied
+
+
+def inner_of(client: ChatCompletionClient) -> ChatCompletionClient:
+    """The client that makes the requests, where one is wrapped around another (AutoGen's cache)."""
+    for _ in range(8):
+        inner = getattr(client, "client", None)
+        if not isinstance(inner, ChatCompletionClient):
+            break
+        client = inner
+    return client
+
+
+def seen_by(client: ChatCompletionClient, messages: Sequence[LLMMessage]) -> list[LLMMessage]:
+    """What AutoGen's agents send of messages: to a client without vision, text in the place of images."""
+    if client.model_info["vision"]:
+        return list(messages)
+    return [_without_images(m) if isinstance(m, UserMessage) else m for m in messages]
+
+
+def _without_images(message: UserMessage) -> UserMessage:
+    if isinstance(message.content, str):
+        return message
+    text = "\n".join(part if isinstance(part, str) else "<image>" for part in message.content)
+    return UserMessage(content=text, source=message.source)
+
+
+def limit(client: ChatCompletionClient, tokens: int, call: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
+    """``extra_create_args`` for an answer of at most so many tokens; None where no limit is known.
+
+    Args:
+        client: one that makes requests itself.
+        tokens: how many.
+        call: what the call has of them already.
+    """
     names = {c.__name__ for c in type(client).__mro__}
+    own: dict[str, Any] = {**dict(getattr(client, "_create_args", None) or {}), **(call or {})}
     if "BaseOllamaChatCompletionClient" in names:
-        return {"options": {"num_predict": tokens}}
-    if names & {"BaseOpenAIChatCompletionClient", "BaseAnthropicChatCompletionClient", "LlamaCppChatCompletionClient"}:
-        return {"max_tokens": tokens}
-    return None
+        # They take the place of the client's own, its context size among them.
+        return {"options": {**dict(own.get("options") or {}), "num_predict": tokens}}
+    if "BaseAnthropicChatCompletionClient" in names:
+        return None if own.get("thinking") else {"max_tokens": tokens}
+    if "BaseOpenAIChatCompletionClient" in names:
+        reasons = re.match(r"o\d|gpt-5", str(own.get("model") or ""))
+        return {"max_completion_tokens" if reasons or "max_completion_tokens" in own else "max_tokens": tokens}
+    return {"max_tokens": tokens} if "LlamaCppChatCompletionClient" in names else None

@@ -111,23 +111,10 @@ def openai_form(message: LLMMessage) -> dict[str, Any]:
     return AutoGenCodec().decode(message).wire()
 
 
-def merged(systems: Sequence[LLMMessage], *, several: bool) -> str | None:
-    """The system text that a model client sends for these messages before all others; None where there is none.
-
-    Args:
-        systems: leading system messages.
-        several: whether the client sends them as they are (``model_info["multiple_system_messages"]``).
-
-    Raises:
-        HistoryError: it sends several.
-    """
-    texts = [m.content for m in systems if isinstance(m, SystemMessage)]
-    if several and len(texts) > 1:
-        raise HistoryError(f"{len(texts)} system messages before the conversation, each sent as one of its own")
-    if several:
-        return texts[0] if texts else None
+def merged(systems: Sequence[LLMMessage]) -> str | None:
+    """The system text that AutoGen's clients make of leading system messages; None where there is none."""
     # As AutoGen's OpenAI client joins them, one included.
-    return "".join(f"{text}\n" for text in texts).rstrip() or None
+    return "".join(f"{m.content}\n" for m in systems if isinstance(m, SystemMessage)).rstrip() or None
 
 
 def leading(messages: Sequence[LLMMessage]) -> int:

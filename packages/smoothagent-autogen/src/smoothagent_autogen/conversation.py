@@ -11,8 +11,15 @@ from typing import Any
 from autogen_core.models import ChatCompletionClient, FunctionExecutionResultMessage, LLMMessage
 from pydantic import TypeAdapter
 
-from smoothagent import Backend, ConfigurationError, Ledger, LookaheadRuntime, LookaheadStrategy, MainRequest
-from smoothagent.harmless import harmless
+from smoothagent import (
+    Backend,
+    ConfigurationError,
+    Delegation,
+    Ledger,
+    LookaheadRuntime,
+    LookaheadStrategy,
+    MainRequest,
+)
 from smoothagent.record import CommitRecord
 from smoothagent.request import Aside
 from smoothagent.serving.late import LateBackend
@@ -21,7 +28,7 @@ from smoothagent_autogen.codec import AutoGenCodec, leading
 from smoothagent_autogen.flat import Flattening
 from smoothagent_autogen.models import backend_for, given_for, to_wire_of
 from smoothagent_autogen.seen import SEEN, Asked
-from smoothagent_autogen.shape import Shape, ends_with, shape_of
+from smoothagent_autogen.shape import AfterResults, Shape, ends_with, shape_of
 from smoothagent_autogen.upcoming import WATCHED
 
 log = logging.getLogger("smoothagent")
@@ -33,7 +40,6 @@ class Conversation:
 
     Args:
         strategy: makes its strategy.
-        model_client: whose server is meant until a call is seen.
         warm: as `backend_for`.
         backend: the user's.
         lookahead: as `LookaheadRuntime`.
@@ -48,17 +54,18 @@ class Conversation:
         self,
         strategy: Callable[[], LookaheadStrategy],
         *,
-        model_client: ChatCompletionClient | None,
         warm: bool | None,
         backend: Backend | None,
         lookahead: bool,
         ceiling: int | None,
     ) -> None:
-        self._strategy, self._model_client, self._warm, self._given = strategy, model_client, warm, backend
+        self._strategy, self._warm, self._given = strategy, warm, backend
         self._lookahead, self._ceiling = lookahead, ceiling
         self._shape: Shape | None = None
         self._client: ChatCompletionClient | None = None
-        self._reflects = False
+        self._after = AfterResults()
+        self._called = False
+        self._unseen = 0
         self.ledger = Ledger()
         self.runtime = self._new()
         self._start_over()
@@ -70,7 +77,14 @@ class Conversation:
         lead = leading(messages)
         flat = self._flat.flat(messages[lead:])
         after_results = bool(messages) and isinstance(messages[-1], FunctionExecutionResultMessage)
-        if self._shape is None or (after_results and self._reflects):
+        if isinstance(self._backend.target, AsideBackend):
+            self._backend.target.loop = asyncio.get_running_loop()
+        self._unseen += 1
+        if self._shape is None and self._unseen > 2:
+            self._say_once(
+                "seen", "nothing is transformed: no call of a model client was seen that ends with what it gave"
+            )
+        if self._shape is None or (after_results and self._after.reflects):
             sent = self._uncommitted(flat)
         else:
             sent = await self._committed(flat, self._shape, messages[:lead])
@@ -96,9 +110,11 @@ class Conversation:
             return flat
 
     def boundary(self, messages: Sequence[LLMMessage]) -> None:
-        """The model's answer is in the history; its calls have no results yet."""
-        shape = self._shape
-        if shape is None:
+        """An answer is in the history; its calls have no results yet."""
+        shape, called = self._shape, self._called
+        self._called = False
+        # One that no call of the agent's was answered with is somebody else's, handed over.
+        if shape is None or not called:
             return
         lead = leading(messages)
         try:
@@ -123,6 +139,18 @@ class Conversation:
             except Exception as error:  # written by another version, or by hand
                 self._say_once("record", f"the last commit of a saved state cannot be read and is forgotten: {error!r}")
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Conversation:
+        """Another one, that begins where this is."""
+        copied = Conversation(
+            *(self._strategy,),
+            warm=self._warm,
+            backend=self._given,
+            lookahead=self._lookahead,
+            ceiling=self._ceiling,
+        )
+        copied.start_over(self.save())
+        return copied
+
     def save(self) -> dict[str, Any]:
         """JSON-ready data for `start_over`."""
         record = self.runtime.record
@@ -138,21 +166,25 @@ class Conversation:
         """Whether a call ends with the view."""
         return ends_with(asked, self._view)
 
-    def begins(self, asked: Asked) -> MainRequest:
+    def begins(self, asked: Asked, delegation: Delegation[LLMMessage] | None) -> MainRequest:
         """The agent calls its model."""
         shape, view = shape_of(asked, self._view), self._view
+        if delegation is not None:
+            self._go_on_from(delegation, asked.client)
         self._serve(asked.client)
-        if isinstance(self._backend.target, AsideBackend):
-            self._backend.target.call, self._backend.target.loop = dict(asked.call), asyncio.get_running_loop()
+        self._called = True
         if self._after_results:
-            self._reflects = shape.plain
+            self._after.add(shape)
         if shape.plain and self._shape is not None:
             return MainRequest(Aside(self._backend, self.runtime.session), self.runtime)
-        if self._shape is None or self._shape.bare != shape.bare or self._shape.systems != shape.systems:
+        if isinstance(self._backend.target, AsideBackend):
+            self._backend.target.call, self._backend.target.loop = shape.call, asyncio.get_running_loop()
+        if self._shape is None or self._shape != shape:
             self._shape = shape
-        with harmless("a context's next prompt"):
-            return self.runtime.main_request(self._prompt(self._shape, view[: leading(view)]))
-        return self.runtime.main_request()
+            lead = view[: leading(view)]
+            between = Flattening().flat([*shape.before(lead), *(lead if shape.others else ())])
+            self._backend.before = tuple(self._codec.wire(message) for message in between)
+        return self.runtime.main_request(self._prompt(self._shape, view[: leading(view)]))
 
     # ---- inside --------------------------------------------------------------------------------
 
@@ -171,10 +203,19 @@ class Conversation:
         if self._backend.serve(self.runtime.session, backend) and known:
             self.runtime.rest()
 
-    def _new(self) -> LookaheadRuntime[LLMMessage]:
+    def _go_on_from(self, delegation: Delegation[LLMMessage], client: ChatCompletionClient) -> None:
+        """It is a sub-agent's, which goes on in the stream that was warmed for its first call."""
+        record = self.runtime.record
+        self.runtime.close()
+        self._client = client
+        self.runtime = self._new(delegation.session)
+        self.runtime.go_on_from(delegation)
+        if record is not None:
+            self.runtime.restore(record)
+
+    def _new(self, session: str | None = None) -> LookaheadRuntime[LLMMessage]:
         self._codec, self._backend = AutoGenCodec(), LateBackend()
-        client = self._client or self._model_client
-        self._client = None
+        client, self._client = self._client, None
         runtime = LookaheadRuntime(
             self._strategy,
             backend=self._backend,
@@ -182,6 +223,7 @@ class Conversation:
             lookahead=self._lookahead,
             ceiling=self._ceiling,
             ledger=self.ledger,
+            session=session,
         )
         self.runtime = runtime
         if client is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import weakref
 from abc import abstractmethod
@@ -18,16 +19,17 @@ from autogen_core.models import ChatCompletionClient, LLMMessage, SystemMessage,
 from autogen_core.tools import BaseTool, ParametersSchema, StaticWorkbench, Tool, ToolSchema
 from pydantic import BaseModel
 
-from smoothagent import Backend, Delegation, Ledger, MainRequest
+from smoothagent import Backend, Delegation, Ledger
 from smoothagent.forks import after_fork
 from smoothagent.harmless import harmless
 from smoothagent.jsonstream import FieldStream
 from smoothagent.lane import process_lane
-from smoothagent_autogen.aside import AsideBackend
+from smoothagent.unshared import Unshared
+from smoothagent_autogen.aside import AsideBackend, seen_by
 from smoothagent_autogen.codec import AutoGenCodec
 from smoothagent_autogen.contexts.windows import now
 from smoothagent_autogen.flat import Flattening
-from smoothagent_autogen.models import backend_for, given_for, prompt_for, same_model, seen_by, to_wire_of
+from smoothagent_autogen.models import backend_for, given_for, prompt_for, same_model, to_wire_of
 from smoothagent_autogen.seen import SEEN, Asked, tells_deltas
 from smoothagent_autogen.shape import Shape
 
@@ -53,7 +55,7 @@ class First:
     def __init__(self, agent: AssistantAgent, call: Mapping[str, Any]) -> None:
         own: Any = agent
         client: ChatCompletionClient = own._model_client
-        self.shape = Shape(client, tuple(own._system_messages), (), prompt_for(client, call), plain=False)
+        self.shape = Shape(client, tuple(own._system_messages), (), prompt_for(client, call), False, call)
         self.stored: list[LLMMessage] = list(own._model_context._messages)
         self.call = call
 
@@ -126,8 +128,8 @@ class Opened:
             self._text += text
             self.delegation.feed(text)
 
-    def started_by(self, asked: Asked) -> MainRequest | None:
-        """The request that a call is, where it is the sub-agent's first."""
+    def started_by(self, asked: Asked) -> Delegation[LLMMessage] | None:
+        """What was warmed for a call, where it is the sub-agent's first."""
         if not self._open or not same_model(self.first.shape.client, asked.client):
             return None
         instruction = self.first.begins(asked.messages)
@@ -135,7 +137,7 @@ class Opened:
             return None
         self._open = False
         self.delegation.on_commit(instruction)
-        return self.delegation.main_request()
+        return self.delegation
 
     def cancel(self) -> None:
         """It is not delegated after all; one whose sub-agent has started is left alone."""
@@ -155,22 +157,29 @@ class _Parameters(dict[str, Any]):
         return dict, (dict(self),)
 
 
+class _Work(Unshared):
+    """What is under way for one tool."""
+
+    def __init__(self) -> None:
+        self.ledger = Ledger()
+        self.opened: list[Opened] = []
+
+
 class _Delegating(BaseTool[Any, Any]):
-    """What both tools share.
+    """What both tools share."""
 
-    Attributes:
-        ledger: counts what warming cost and saved.
-    """
-
-    ledger: Ledger
     _warm: bool | None
     _backend: Backend | None
-    _opened: list[Opened]
+    _work: _Work
 
     def _set_up(self, warm: bool | None, backend: Backend | None) -> None:
-        self.ledger = Ledger()
-        self._warm, self._backend, self._opened = warm, backend, []
+        self._warm, self._backend, self._work = warm, backend, _Work()
         SEEN.listen(_DELEGATES)
+
+    @property
+    def ledger(self) -> Ledger:
+        """Counts what warming cost and saved."""
+        return self._work.ledger
 
     @property
     def schema(self) -> ToolSchema:
@@ -191,11 +200,12 @@ class _Delegating(BaseTool[Any, Any]):
             told: its answer is heard as it is written. If not, its sub-agent is warmed as if it were called.
         """
         first = None if told else first_of(self.sub_agent())
-        kept = [one for one in self._opened if first is not None and one.waits and _as_before(one.first, first)][:1]
-        for one in self._opened:
+        opened = self._work.opened
+        kept = [one for one in opened if first is not None and one.waits and _as_before(one.first, first)][:1]
+        for one in opened:
             if one not in kept:
                 one.cancel()
-        self._opened = kept
+        self._work.opened = kept
         if first is not None and not kept:
             self._open(first)
 
@@ -208,8 +218,8 @@ class _Delegating(BaseTool[Any, Any]):
         client = first.shape.client
         backend = given_for(self._backend, client) or backend_for(client, warm=self._warm)
         if isinstance(backend, AsideBackend):
-            backend.call = first.call
-        prompt, head = first.shape.prompt([]), Flattening().flat(first.stored)
+            backend.call, backend.loop = first.call, asyncio.get_running_loop()
+        prompt, head = first.shape.prompt([]), Flattening().flat(first.shape.opening(first.stored))
         if prompt.system is not None:
             head.insert(0, SystemMessage(content=prompt.system))
         delegation = _FirstCall(
@@ -222,7 +232,7 @@ class _Delegating(BaseTool[Any, Any]):
             instruction=lambda text: UserMessage(content=text, source=SOURCE),
         )
         opened = Opened(first, delegation)
-        self._opened.append(opened)
+        self._work.opened.append(opened)
         _DELEGATES.wait_for(opened)
         return opened
 
@@ -381,18 +391,18 @@ class _Delegates:
                 tool.offered(told=told)
         return _Ear(offered) if offered and told else None
 
-    def started(self, asked: Asked) -> MainRequest | None:
-        """The request that a call is, where it is a sub-agent's first."""
+    def started(self, asked: Asked) -> Delegation[LLMMessage] | None:
+        """What was warmed for a call that is a sub-agent's first."""
         if not self._waiting:
             return None
         with self._lock:
             waiting = list(self._waiting)
         for opened in waiting:
-            request = opened.started_by(asked)
-            if request is not None:
+            delegation = opened.started_by(asked)
+            if delegation is not None:
                 with self._lock:
                     self._waiting.discard(opened)
-                return request
+                return delegation
         return None
 
 

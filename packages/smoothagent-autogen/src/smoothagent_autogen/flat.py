@@ -14,13 +14,16 @@ class Flattening:
         self._parts: dict[int, tuple[FunctionExecutionResultMessage, list[LLMMessage]]] = {}
         self._whole: dict[int, FunctionExecutionResultMessage] = {}
         self._by_call: dict[str, int] = {}
+        self._single: set[int] = set()
 
     def flat(self, messages: Sequence[LLMMessage]) -> list[LLMMessage]:
         """The same history with one message for each result; what was taken apart before has the same parts."""
         before, self._parts = self._parts, {}
+        self._single = set()
         out: list[LLMMessage] = []
         for message in messages:
             if not isinstance(message, FunctionExecutionResultMessage) or len(message.content) == 1:
+                self._single.add(id(message))
                 out.append(message)
                 continue
             known = before.get(id(message))
@@ -32,7 +35,12 @@ class Flattening:
             self._parts[id(message)] = known
             out += known[1]
         self._whole = {id(part): whole for whole, parts in self._parts.values() for part in parts}
-        self._by_call = {p.content[0].call_id: id(w) for w, parts in self._parts.values() for p in _results(parts)}
+        owners: dict[str, list[int]] = {}
+        for whole, parts in self._parts.values():
+            for part in _results(parts):
+                owners.setdefault(part.content[0].call_id, []).append(id(whole))
+        # Some clients give all calls the same id.
+        self._by_call = {call: found[0] for call, found in owners.items() if len(found) == 1}
         return out
 
     def joined(self, view: Sequence[LLMMessage]) -> list[LLMMessage]:
@@ -56,7 +64,7 @@ class Flattening:
 
     def _belongs(self, message: LLMMessage) -> int | None:
         """Which message it is a part of, untouched or rewritten."""
-        if not isinstance(message, FunctionExecutionResultMessage) or len(message.content) != 1:
+        if not isinstance(message, FunctionExecutionResultMessage) or id(message) in self._single:
             return None
         whole = self._whole.get(id(message))
         return id(whole) if whole is not None else self._by_call.get(message.content[0].call_id)

@@ -6,13 +6,13 @@ import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from autogen_core.models import ChatCompletionClient, LLMMessage, UserMessage
+from autogen_core.models import ChatCompletionClient, LLMMessage, SystemMessage, UserMessage
 from autogen_core.tools import Tool, ToolSchema
 
 from smoothagent import Backend, Prompt
 from smoothagent.prompt import prompt_of
 from smoothagent.serving.shared import shared_backend
-from smoothagent_autogen.aside import AsideBackend
+from smoothagent_autogen.aside import AsideBackend, inner_of, seen_by
 from smoothagent_autogen.codec import AutoGenCodec, ToWire, openai_form
 
 OPENAI = "autogen_ext.models.openai._openai_client"
@@ -53,16 +53,6 @@ def given_for(backend: Backend | None, client: ChatCompletionClient) -> Backend 
     return backend if server is not None and url.rstrip("/") == server.url.rstrip("/") else None
 
 
-def inner_of(client: ChatCompletionClient) -> ChatCompletionClient:
-    """The client that makes the requests, where one is wrapped around another (AutoGen's cache)."""
-    for _ in range(8):
-        inner = getattr(client, "client", None)
-        if not isinstance(inner, ChatCompletionClient):
-            break
-        client = inner
-    return client
-
-
 def server_of(client: ChatCompletionClient) -> ServerOf | None:
     """URL, key and headers of an OpenAI-compatible server; None where it is none we may reach.
 
@@ -101,8 +91,11 @@ def to_wire_of(client: ChatCompletionClient) -> ToWire:
     own: Any = inner_of(client)
     # There, since the client's class is; who uses other clients need not have it.
     to_oai_type = importlib.import_module(OPENAI).to_oai_type
+    merges = not own.model_info.get("multiple_system_messages", False)
 
     def to_wire(message: LLMMessage) -> dict[str, Any]:
+        if merges and isinstance(message, SystemMessage):
+            message = SystemMessage(content=message.content.rstrip())
         written: list[Any] = list(
             to_oai_type(
                 seen_by(client, [message])[0],
@@ -116,20 +109,6 @@ def to_wire_of(client: ChatCompletionClient) -> ToWire:
         return dict(written[0]) if written else AutoGenCodec().decode(message).wire()
 
     return to_wire
-
-
-def seen_by(client: ChatCompletionClient, messages: Sequence[LLMMessage]) -> list[LLMMessage]:
-    """What AutoGen's agents send of messages: to a client without vision, text in the place of images."""
-    if client.model_info["vision"]:
-        return list(messages)
-    return [_without_images(m) if isinstance(m, UserMessage) else m for m in messages]
-
-
-def _without_images(message: UserMessage) -> UserMessage:
-    if isinstance(message.content, str):
-        return message
-    text = "\n".join(part if isinstance(part, str) else "<image>" for part in message.content)
-    return UserMessage(content=text, source=message.source)
 
 
 def prompt_for(client: ChatCompletionClient, call: Mapping[str, Any], system: str | None = None) -> Prompt:

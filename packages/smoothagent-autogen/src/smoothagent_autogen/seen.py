@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import importlib
@@ -15,10 +16,10 @@ from typing import Any, NamedTuple, Protocol
 
 from autogen_core.models import ChatCompletionClient, CreateResult, LLMMessage
 
-from smoothagent import MainRequest
+from smoothagent import Delegation, MainRequest
 from smoothagent.forks import after_fork
 from smoothagent.wrap import wrap
-from smoothagent_autogen.aside import is_unseen
+from smoothagent_autogen.aside import inner_of, is_unseen
 from smoothagent_autogen.models import OPENAI, speaks_chat
 
 log = logging.getLogger("smoothagent")
@@ -51,8 +52,13 @@ class Watching(Protocol):
         """Whether the call ends with its history."""
         ...
 
-    def begins(self, asked: Asked) -> MainRequest:
-        """Its call is made; what marks, paces and measures it."""
+    def begins(self, asked: Asked, delegation: Delegation[LLMMessage] | None) -> MainRequest:
+        """Its call is made; what marks, paces and measures it.
+
+        Args:
+            asked: the call.
+            delegation: what was warmed for it, where it is a sub-agent's first; it goes on there.
+        """
         ...
 
 
@@ -63,8 +69,8 @@ class Listening(Protocol):
         """A call is made; who hears its answer."""
         ...
 
-    def started(self, asked: Asked) -> MainRequest | None:
-        """The request that a call is, where it is a sub-agent's first."""
+    def started(self, asked: Asked) -> Delegation[LLMMessage] | None:
+        """What was warmed for a call that is a sub-agent's first."""
         ...
 
 
@@ -85,7 +91,7 @@ class Seen:
     """
 
     def __init__(self) -> None:
-        self._watching: weakref.WeakSet[Watching] = weakref.WeakSet()
+        self._watching: weakref.WeakKeyDictionary[Watching, weakref.ref[Any] | None] = weakref.WeakKeyDictionary()
         self._listening: Listening | None = None
         self._start_afresh()
         after_fork(self._start_afresh)
@@ -98,7 +104,7 @@ class Seen:
         """Its history is on its way; it is the running task's that will call."""
         with self._lock:
             _tell_of_calls()
-            self._watching.add(one)
+            self._watching[one] = _running_task()
         _given.set(weakref.ref(one))
 
     def listen(self, one: Listening) -> None:
@@ -110,7 +116,7 @@ class Seen:
     def forget(self, one: Watching) -> None:
         """It has none any more."""
         with self._lock:
-            self._watching.discard(one)
+            self._watching.pop(one, None)
 
     def begin(self, asked: Asked) -> Call | None:
         """The call that is about to be made; None where it is nobody's. It must not fail."""
@@ -118,12 +124,12 @@ class Seen:
             return None
         try:
             ear = self._listening.begins(asked) if self._listening is not None else None
-            request = self._listening.started(asked) if self._listening is not None else None
+            delegation = self._listening.started(asked) if self._listening is not None else None
             one = self._known(asked)
             if one is not None:
-                # Where it is both, it goes to where the sub-agent was warmed; its context only learns from it.
-                own = one.begins(asked)
-                request = request or own
+                request = one.begins(asked, delegation)
+            else:
+                request = delegation.main_request() if delegation is not None else None
             return None if request is None and ear is None else Call(asked, request, ear)
         except Exception as error:
             log.warning("a call is not followed: %r", error, exc_info=error)
@@ -134,17 +140,18 @@ class Seen:
             return None
         with self._lock:
             for gone in [one for one in self._watching if not one.waits()]:
-                self._watching.discard(gone)
+                del self._watching[gone]
             known = [one for one in self._watching if one.is_in(asked)]
-            if len(known) > 1:
-                # Messages that several contexts share (a handoff's): the one that this task has asked.
-                given = _given.get()
-                last = given() if given is not None else None
-                known = [one for one in known if one is last]
-            if len(known) != 1:
-                return None
-            self._watching.discard(known[0])
-            return known[0]
+            given = _given.get()
+            last = given() if given is not None else None
+            if last not in known:
+                # Histories of several agents look the same, such as one with nothing but the task. A context that a
+                # task has asked which still runs is that task's; else its call may come from anywhere.
+                known = [one for one in known if not _runs(self._watching[one])]
+                last = known[0] if len(known) == 1 else None
+            if last is not None:
+                del self._watching[last]
+            return last
 
 
 SEEN = Seen()
@@ -153,11 +160,28 @@ _given: ContextVar[weakref.ref[Watching] | None] = ContextVar("smoothagent_autog
 _inside: ContextVar[Call | None] = ContextVar("smoothagent_autogen_inside", default=None)
 
 
+def _running_task() -> weakref.ref[Any] | None:
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        task = None
+    return None if task is None else weakref.ref(task)
+
+
+def _runs(task: weakref.ref[Any] | None) -> bool:
+    """Whether a task has not ended."""
+    found = task() if task is not None else None
+    return found is not None and not found.done()
+
+
 def on_the_wire(asked: Asked) -> bool:
     """Whether a call's request is seen as the official client makes it."""
-    structured = isinstance(asked.call.get("json_output"), type)
-    # That makes those that stream a structured answer in a way of its own.
-    return speaks_chat(asked.client) and not structured
+    if not speaks_chat(asked.client):
+        return False
+    own: dict[str, Any] = dict(getattr(inner_of(asked.client), "_create_args", None) or {})
+    structured = any(isinstance(v, type) for v in (asked.call.get("json_output"), own.get("response_format")))
+    # It makes those that stream a structured answer in a way of its own.
+    return not (structured and asked.streams)
 
 
 def tells_deltas(asked: Asked) -> bool:

@@ -10,18 +10,22 @@ from typing import Any, Literal
 
 from autogen_core.models import ChatCompletionClient, LLMMessage
 
-from smoothagent import Backend, MainRequest, Usage, upcoming
+from smoothagent import Backend, Delegation, MainRequest, Usage, upcoming
 from smoothagent.blocking import in_daemon_thread
+from smoothagent.harmless import harmless
 from smoothagent.lane import Lane
 from smoothagent_autogen.aside import AsideBackend
 from smoothagent_autogen.codec import AutoGenCodec
 from smoothagent_autogen.flat import Flattening
 from smoothagent_autogen.models import backend_for, given_for, to_wire_of
 from smoothagent_autogen.seen import SEEN, Asked
-from smoothagent_autogen.shape import Shape, ends_with, shape_of
+from smoothagent_autogen.shape import AfterResults, Shape, ends_with, shape_of
 
 After = Literal["results", "said"]
 """What the newest messages before a call are: results of tools, or what somebody said."""
+
+Expected = tuple[After, list[list[LLMMessage]]]
+"""What the newest messages will be, and windows of those before them, the likeliest first."""
 
 WATCHED = 60.0
 """Seconds after which a call is not taken any more for the one that a view was given for."""
@@ -47,9 +51,12 @@ class Upcoming(upcoming.Upcoming[LLMMessage]):
         self._given: Backend | None = None
         self._client: ChatCompletionClient | None = None
         self._last: Shape | None = None
-        self._shapes: dict[After, Shape] = {}
+        self._after_said: Shape | None = None
+        self._after_results = AfterResults()
         self._flat = Flattening()
         self._unseen = 0
+        self._called = False
+        self._turn = 0
         self._finding: concurrent.futures.Future[Any] | None = None
 
     @property
@@ -60,6 +67,7 @@ class Upcoming(upcoming.Upcoming[LLMMessage]):
     def watch(self, view: Sequence[LLMMessage], after: After, *, warm: bool | None, given: Backend | None) -> None:
         """An agent is about to send ``view``; ``given`` is its server, where the user has made a backend of it."""
         self._view, self._after, self._at = list(view), after, time.monotonic()
+        self._turn += 1
         self._warms, self._given = warm, given
         self._unseen += 1
         if self._unseen > 2 and self._last is None:
@@ -71,29 +79,50 @@ class Upcoming(upcoming.Upcoming[LLMMessage]):
 
         What is in the cache as it is, is left alone: a window that has not moved, in a call like the last one.
         """
-        last, shape = self._last, self._shapes.get(after, self._last)
+        last, shape = self._last, self._after_said if after == "said" else self._after_results.next
+        shape = shape or last
         if shape is None or last is None or self.off:
             return
         same = shape is last or (shape.bare == last.bare and shape.systems == last.systems)
-        wanted = [w for w in windows if w and not (same and self._continues(w))]
+        wanted = [w for w in windows if w and not (same and self._goes_on(w))]
         if wanted:
-            self.warm(shape.prompt(wanted[0]), *(self._flat.flat(shape.opening(w)) for w in wanted))
+            if isinstance(self.backend, AsideBackend):
+                self.backend.call = shape.call
+            # What is taken apart here is not what the call takes apart: it may be another thread's.
+            self.warm(shape.prompt(wanted[0]), *(Flattening().flat(shape.opening(w)) for w in wanted))
 
-    def find_out(self, expect: Callable[[], None]) -> None:
-        """Do what leads to `expect` in a thread of its own, since it takes long."""
-        self._finding = self.lane.spawn(in_daemon_thread(expect, "a context's next prompt is not warmed"))
+    def find_out(self, windows: Callable[[], Expected]) -> None:
+        """`expect` what is found out in a thread, since it takes long: too late, where the next call has come."""
+        self._turn += 1
+        turn = self._turn
 
-    def _continues(self, window: Sequence[LLMMessage]) -> bool:
-        return len(window) >= len(self._view) and all(a is b for a, b in zip(self._view, window, strict=False))
+        def find() -> None:
+            with harmless("a context's next prompt"):
+                after, found = windows()
+                if turn == self._turn:
+                    self.expect(after, *found)
+
+        self._finding = self.lane.spawn(in_daemon_thread(find, "a context's next prompt is not warmed"))
+
+    def answered(self) -> bool:
+        """Whether the agent has called its model since this was asked last: an answer that comes now is that call's."""
+        called, self._called = self._called, False
+        return called
+
+    def _goes_on(self, window: Sequence[LLMMessage]) -> bool:
+        """Whether it is in the cache as it is."""
+        return all(a is b for a, b in zip(self._view, window, strict=False))
 
     def forget(self) -> None:
         """The conversation is over."""
         SEEN.forget(self)
         self._view = []
+        self._turn += 1
         super().forget()
 
     def used(self, usage: Usage) -> None:
         """Token counts of the last call."""
+        super().used(usage)
         self.last_usage = usage
 
     # ---- what is seen --------------------------------------------------------------------------
@@ -106,15 +135,22 @@ class Upcoming(upcoming.Upcoming[LLMMessage]):
         """Whether a call ends with the view."""
         return ends_with(asked, self._view)
 
-    def begins(self, asked: Asked) -> MainRequest:
+    def begins(self, asked: Asked, delegation: Delegation[LLMMessage] | None) -> MainRequest:
         """The agent calls its model."""
-        shape = shape_of(asked, self._view)
-        self._last = self._shapes[self._after] = shape
+        shape = self._last = shape_of(asked, self._view)
+        self._called = True
+        self._turn += 1
+        if self._after == "said":
+            self._after_said = shape
+        else:
+            self._after_results.add(shape)
         if asked.client is not self._client:
             self._client = asked.client
             backend = given_for(self._given, asked.client) or backend_for(asked.client, warm=self._warms)
             idle = isinstance(backend, AsideBackend) and not backend.prefills
             self.serve(backend, AutoGenCodec(to_wire_of(asked.client)), prefills=not idle)
         if isinstance(self.backend, AsideBackend):
-            self.backend.call, self.backend.loop = dict(asked.call), asyncio.get_running_loop()
+            self.backend.loop = asyncio.get_running_loop()
+        if delegation is not None:
+            self.go_on_from(delegation)
         return self.request(shape.prompt(self._view), self._flat.flat(shape.opening(self._view)))

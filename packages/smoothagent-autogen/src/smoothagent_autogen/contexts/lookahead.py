@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from autogen_core.model_context import ChatCompletionContext
-from autogen_core.models import AssistantMessage, ChatCompletionClient, LLMMessage
+from autogen_core.models import AssistantMessage, LLMMessage
 
 from smoothagent import Backend, CommitReport, ConfigurationError, Ledger, LookaheadStrategy
 from smoothagent_autogen.conversation import Conversation
@@ -24,7 +24,6 @@ class LookaheadChatCompletionContext(ChatCompletionContext):
     Args:
         strategy: makes the conversation's strategy, such as ``lambda: KeepRecent(10, at_turns=20)``.
         initial_messages: as AutoGen's contexts.
-        model_client: whom to ask before the agent's first call is seen; default nobody.
         warm: prefill ahead; default yes, except at hosted endpoints.
         backend: the model's server, if you have one made; default one that is made from the agent's model client.
         lookahead: False transforms at the trigger, on the critical path.
@@ -39,7 +38,6 @@ class LookaheadChatCompletionContext(ChatCompletionContext):
         strategy: Callable[[], LookaheadStrategy],
         *,
         initial_messages: list[LLMMessage] | None = None,
-        model_client: ChatCompletionClient | None = None,
         warm: bool | None = None,
         backend: Backend | None = None,
         lookahead: bool = True,
@@ -51,9 +49,7 @@ class LookaheadChatCompletionContext(ChatCompletionContext):
                 f"strategy={strategy!r}: pass a factory, such as lambda: KeepRecent(10, at_turns=20): a context that "
                 "is cleared begins with a new one"
             )
-        self._conversation = Conversation(
-            strategy, model_client=model_client, warm=warm, backend=backend, lookahead=lookahead, ceiling=ceiling
-        )
+        self._conversation = Conversation(strategy, warm=warm, backend=backend, lookahead=lookahead, ceiling=ceiling)
 
     @property
     def ledger(self) -> Ledger:

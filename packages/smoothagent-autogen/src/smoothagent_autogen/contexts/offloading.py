@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Self
 
 from autogen_core import Component
-from autogen_core.models import ChatCompletionClient, LLMMessage
+from autogen_core.models import LLMMessage
 from autogen_core.tools import FunctionTool
 from pydantic import BaseModel
 
@@ -40,7 +40,6 @@ class OffloadingChatCompletionContext(LookaheadChatCompletionContext, Component[
         min_chars: results shorter than this stay, since a reference would not be shorter.
         allow_unreadable: do not ask that the agent has `read_tool`.
         initial_messages: as AutoGen's contexts.
-        model_client: as `LookaheadChatCompletionContext`.
         warm: prefill ahead; default yes, except at hosted endpoints.
         backend: the model's server, if you have one made. It is no part of the component's configuration.
         lookahead: False transforms at the limit, on the critical path.
@@ -65,7 +64,6 @@ class OffloadingChatCompletionContext(LookaheadChatCompletionContext, Component[
         min_chars: int = 200,
         allow_unreadable: bool = False,
         initial_messages: list[LLMMessage] | None = None,
-        model_client: ChatCompletionClient | None = None,
         warm: bool | None = None,
         backend: Backend | None = None,
         lookahead: bool = True,
@@ -81,7 +79,6 @@ class OffloadingChatCompletionContext(LookaheadChatCompletionContext, Component[
         super().__init__(
             strategy,
             initial_messages=initial_messages,
-            model_client=model_client,
             warm=warm,
             backend=backend,
             lookahead=lookahead,

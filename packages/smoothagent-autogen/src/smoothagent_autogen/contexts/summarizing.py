@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Self
 
 from autogen_core import Component
-from autogen_core.models import ChatCompletionClient, LLMMessage
+from autogen_core.models import LLMMessage
 from pydantic import BaseModel
 
 from smoothagent import Backend, Summarize
@@ -40,7 +40,6 @@ class SummarizingChatCompletionContext(LookaheadChatCompletionContext, Component
         max_summary_tokens: its length limit; default a quarter of the limit, at most 1024.
         question: what the model is asked.
         initial_messages: as AutoGen's contexts.
-        model_client: whom to ask before the agent's first call is seen; default nobody.
         warm: prefill ahead; default yes, except at hosted endpoints.
         backend: the model's server, if you have one made. It is no part of the component's configuration.
         lookahead: False summarizes at the limit, on the critical path.
@@ -62,7 +61,6 @@ class SummarizingChatCompletionContext(LookaheadChatCompletionContext, Component
         max_summary_tokens: int | None = None,
         question: str = QUESTION,
         initial_messages: list[LLMMessage] | None = None,
-        model_client: ChatCompletionClient | None = None,
         warm: bool | None = None,
         backend: Backend | None = None,
         lookahead: bool = True,
@@ -74,7 +72,6 @@ class SummarizingChatCompletionContext(LookaheadChatCompletionContext, Component
         super().__init__(
             strategy,
             initial_messages=initial_messages,
-            model_client=model_client,
             warm=warm,
             backend=backend,
             lookahead=lookahead,

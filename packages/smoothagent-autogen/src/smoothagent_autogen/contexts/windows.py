@@ -23,7 +23,7 @@ from pydantic import BaseModel
 from smoothagent import Backend, Ledger
 from smoothagent.harmless import harmless
 from smoothagent_autogen.paired import paired
-from smoothagent_autogen.upcoming import After, Upcoming
+from smoothagent_autogen.upcoming import After, Expected, Upcoming
 
 T = TypeVar("T")
 
@@ -82,7 +82,8 @@ class Window(ChatCompletionContext):
     async def add_message(self, message: LLMMessage) -> None:
         """As the built-in. The model's answer completes a segment: what it calls is known, and what comes of it not."""
         await super().add_message(message)
-        if isinstance(message, AssistantMessage):
+        # One that no call of the agent's was answered with is somebody else's, handed over.
+        if isinstance(message, AssistantMessage) and self._ahead.answered():
             self._before = len(self._messages)
             with harmless("a context's next prompt"):
                 self._expect(message)
@@ -330,24 +331,25 @@ class TokenLimitedChatCompletionContext(Window, built_in.TokenLimitedChatComplet
     def _expect(self, answer: AssistantMessage) -> None:
         stored = list(self._messages)
 
-        def expect() -> None:
-            with harmless("a context's next prompt"):
-                after, *coming = self._coming(answer)
-                windows: list[list[LLMMessage]] = []
-                for new in coming:
-                    window = self._next(stored, new)
-                    if window not in windows:
-                        windows.append(window)
-                self._ahead.expect(after, *windows)
+        def windows() -> Expected:
+            after, *coming = self._coming(answer)
+            found: list[list[LLMMessage]] = []
+            for new in coming:
+                window = self._next(stored, new)
+                if window not in found:
+                    found.append(window)
+            return after, found
 
         # Beside the tools, since the client counts all tokens anew for each message that it leaves out.
         if not self._ahead.idle:
-            self._ahead.find_out(expect)
+            self._ahead.find_out(windows)
 
     def _coming(self, answer: AssistantMessage) -> tuple[After, *tuple[list[LLMMessage], ...]]:
         if isinstance(answer.content, str):
             said = [m for m in self._messages if isinstance(m, UserMessage)][-_SIZES:]
-            return "said", *([m] * self._said for m in reversed(said)), *super()._coming(answer)[1:]
+            # Copies, which are known from what is stored.
+            copies: list[list[LLMMessage]] = [[m.model_copy() for _ in range(self._said)] for m in reversed(said)]
+            return "said", *copies, *super()._coming(answer)[1:]
         outputs = [m for m in self._messages if isinstance(m, FunctionExecutionResultMessage)][-_SIZES:]
         texts = [max((r.content for r in m.content), key=len, default="") for m in reversed(outputs)]
         return "results", *([_results(answer, text)] for text in texts or [""])
