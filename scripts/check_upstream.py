@@ -1,4 +1,4 @@
-"""Run LangChain's own tests of what we replace, on ours.
+"""Run LangChain's and AutoGen's own tests of what we replace, on ours.
 
 The tests are those of the installed version's source distribution, fetched through the configured index when this runs.
 They run in an environment of their own, with our class in the place of the built-in. What ours does otherwise on
@@ -27,17 +27,44 @@ class Suite(NamedTuple):
 
     Attributes:
         distribution: whose source holds them.
-        extra: ours that covers it.
+        ours: the package of ours that covers it, with its extra.
+        tools: what the tests need.
         tests: files.
         swap: a pytest plugin that puts ours in the place of theirs.
         exceptions: what ours does otherwise on purpose, with the reason.
+        only: an expression for pytest's ``-k``, where some cannot run everywhere.
     """
 
     distribution: str
-    extra: str
+    ours: str
+    tools: tuple[str, ...]
     tests: tuple[str, ...]
     swap: str
     exceptions: dict[str, str]
+    only: str = ""
+
+
+AUTOGEN_TOOLS = (
+    *("pytest", "pytest-asyncio", "autogen-ext[anthropic,mcp,ollama,openai]", "autogen-agentchat", "tiktoken"),
+    "mcp<2",  # which autogen-ext 0.7.5 does not take
+)
+AUTOGEN_SWAP = """
+import sys
+
+import autogen_agentchat.agents
+import autogen_agentchat.teams
+import autogen_agentchat.tools
+import autogen_core.model_context
+import smoothagent_autogen as ours
+
+NAMES = [f"{kind}ChatCompletionContext" for kind in ("Buffered", "HeadAndTail", "TokenLimited", "Unbounded")]
+for module in [m for name, m in sys.modules.items() if name.startswith(("autogen_core", "autogen_agentchat"))]:
+    # Where a class is defined it stays, since ours is made of it.
+    for name in [*NAMES, "AgentTool", "TeamTool"]:
+        theirs = getattr(module, name, None)
+        if theirs is not None and theirs.__module__ != module.__name__:
+            setattr(module, name, getattr(ours, name))
+"""
 
 
 FOLDER = "tests/unit_tests/agents/middleware/implementations"
@@ -45,7 +72,8 @@ CHAINS = "tests/unit_tests/chains"
 SUITES = (
     Suite(
         "langchain",
-        "",
+        "smoothagent-langchain",
+        TOOLS,
         (f"{FOLDER}/test_summarization.py", f"{FOLDER}/test_context_editing.py"),
         """
 import langchain.agents.middleware as middleware
@@ -65,7 +93,8 @@ middleware.ContextEditingMiddleware = context_editing.ContextEditingMiddleware =
     ),
     Suite(
         "langchain-classic",
-        "[classic]",
+        "smoothagent-langchain[classic]",
+        TOOLS,
         tuple(f"{CHAINS}/test_{name}.py" for name in ("memory", "summary_buffer_memory", "conversation")),
         """
 import langchain_classic.chains.conversation.memory as conversation
@@ -88,6 +117,32 @@ for name, module in MODULES.items():
 """,
         {},
     ),
+    Suite(
+        "autogen-core",
+        "smoothagent-autogen",
+        AUTOGEN_TOOLS,
+        ("tests/test_model_context.py",),
+        AUTOGEN_SWAP,
+        {},
+        only="not token_limited",  # which count with a tokenizer that is fetched from elsewhere
+    ),
+    Suite(
+        "autogen-agentchat",
+        "smoothagent-autogen",
+        AUTOGEN_TOOLS,
+        tuple(
+            f"tests/test_{name}.py"
+            for name in ("agent", "assistant_agent", "society_of_mind_agent", "group_chat", "task_runner_tool")
+        ),
+        AUTOGEN_SWAP,
+        {
+            f"tests/test_task_runner_tool.py::test_{kind}_tool_component": (
+                "a component's configuration names our class, so that it is ours again when it is loaded"
+            )
+            for kind in ("agent", "team")
+        },
+        only="not declarative_groupchats_with_config",  # which want a key of OpenAI's
+    ),
 )
 
 
@@ -106,19 +161,19 @@ def check(suite: Suite) -> int:
         run(
             *("uv", "pip", "install", "--quiet", "--python", python),
             *("--editable", "packages/smoothagent-core"),
-            *("--editable", f"packages/smoothagent-langchain{suite.extra}"),
-            *(f"{suite.distribution}=={release}", *TOOLS),
+            *("--editable", f"packages/{suite.ours}"),
+            *(f"{suite.distribution}=={release}", *suite.tools),
         )
         run(
             *(python, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", suite.distribution),
             *(f"{suite.distribution}=={release}", "--dest", folder),
         )
-        with tarfile.open(next(folder.glob("langchain*.tar.gz"))) as archive:
+        with tarfile.open(next(folder.glob("*.tar.gz"))) as archive:
             archive.extractall(folder, filter="data")
-        tests = next(path for path in folder.glob("langchain*") if path.is_dir())
+        tests = next(path for path in folder.glob(f"{suite.distribution.replace('-', '_')}-*") if path.is_dir())
         (tests / "swap_ours_in.py").write_text(suite.swap, encoding="utf-8")
         pytest = [python, "-m", "pytest", "-q", "-p", "swap_ours_in", "-p", "no:cacheprovider", "-c", os.devnull]
-        pytest += ["--rootdir", tests, "-o", "asyncio_mode=auto"]
+        pytest += ["--rootdir", tests, "-o", "asyncio_mode=auto", *(("-k", suite.only) if suite.only else ())]
         leave_out = [word for test in suite.exceptions for word in ("--deselect", test)]
         status = call(*pytest, *suite.tests, *leave_out, *sys.argv[1:], cwd=tests)
         for test, reason in suite.exceptions.items():
@@ -132,7 +187,7 @@ def call(*command: str | Path, cwd: Path = ROOT) -> int:
     """Run a command without this environment's variables; its exit status."""
     hidden = {"VIRTUAL_ENV", "PYTHONPATH"}
     environment = {key: value for key, value in os.environ.items() if key not in hidden}
-    environment["PYTHONPATH"] = str(cwd)
+    environment["PYTHONPATH"] = os.pathsep.join([str(cwd), str(cwd / "tests")])
     return subprocess.run([str(word) for word in command], cwd=cwd, env=environment, check=False).returncode
 
 

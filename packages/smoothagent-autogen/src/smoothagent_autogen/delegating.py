@@ -10,11 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self, cast
 
-from autogen_agentchat import tools as built_in
 from autogen_agentchat.agents import AssistantAgent, BaseChatAgent
 from autogen_agentchat.base import ChatAgent, Team
 from autogen_agentchat.teams import BaseGroupChat, RoundRobinGroupChat, Swarm
-from autogen_core import ComponentModel, model_context
+from autogen_agentchat.tools import AgentTool as BuiltInAgentTool
+from autogen_agentchat.tools import TeamTool as BuiltInTeamTool
+from autogen_core import ComponentModel
+from autogen_core.model_context import UnboundedChatCompletionContext
 from autogen_core.models import ChatCompletionClient, LLMMessage, SystemMessage, UserMessage
 from autogen_core.tools import BaseTool, ParametersSchema, StaticWorkbench, Tool, ToolSchema
 from pydantic import BaseModel
@@ -84,7 +86,7 @@ def first_of(agent: ChatAgent | Team) -> First | None:
         return None
     context = own._model_context
     ours = type(context).__module__.startswith(("autogen_core.", "smoothagent_autogen."))
-    if not ours or (context._messages and not isinstance(context, model_context.UnboundedChatCompletionContext)):
+    if not ours or (context._messages and not isinstance(context, UnboundedChatCompletionContext)):
         return None
     benches = list(own._workbench)
     if not all(isinstance(bench, StaticWorkbench) for bench in benches):
@@ -261,7 +263,7 @@ class TeamToolConfig(BaseModel):
     warm: bool | None = None
 
 
-class AgentTool(_Delegating, built_in.AgentTool):
+class AgentTool(_Delegating, BuiltInAgentTool):
     """AutoGen's tool that runs an agent, whose first prompt is warm when it starts.
 
     Of an `AssistantAgent` the system message, the tools and what it remembers of earlier tasks are warmed, as soon as
@@ -302,7 +304,7 @@ class AgentTool(_Delegating, built_in.AgentTool):
         return cls(agent, config.return_value_as_last_message, warm=config.warm)
 
 
-class TeamTool(_Delegating, built_in.TeamTool):
+class TeamTool(_Delegating, BuiltInTeamTool):
     """AutoGen's tool that runs a team, the first speaker's prompt of which is warm when it starts.
 
     For `RoundRobinGroupChat` and `Swarm`, until the team has run: who speaks first then only the team knows.

@@ -7,8 +7,11 @@ from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
 from autogen_core import ComponentModel
-from autogen_core import model_context as built_in
+from autogen_core.model_context import BufferedChatCompletionContext as BuiltInBuffered
 from autogen_core.model_context import ChatCompletionContext
+from autogen_core.model_context import HeadAndTailChatCompletionContext as BuiltInHeadAndTail
+from autogen_core.model_context import TokenLimitedChatCompletionContext as BuiltInTokenLimited
+from autogen_core.model_context import UnboundedChatCompletionContext as BuiltInUnbounded
 from autogen_core.models import (
     AssistantMessage,
     ChatCompletionClient,
@@ -147,7 +150,7 @@ class TokenLimitedConfig(_Config):
     tool_schema: list[ToolSchema] | None = None
 
 
-class UnboundedChatCompletionContext(Window, built_in.UnboundedChatCompletionContext):
+class UnboundedChatCompletionContext(Window, BuiltInUnbounded):
     """AutoGen's context with all messages; where an agent reflects on its tools' results, that prompt is warm.
 
     A reflection is asked for without tools, so it has a prompt of its own, and nothing of it is in the cache. Other
@@ -174,7 +177,7 @@ class UnboundedChatCompletionContext(Window, built_in.UnboundedChatCompletionCon
         self._set_up(warm, backend)
 
     def _of(self, messages: Sequence[LLMMessage]) -> ChatCompletionContext:
-        return built_in.UnboundedChatCompletionContext(list(messages))
+        return BuiltInUnbounded(list(messages))
 
     def _without_orphans(self, window: Sequence[LLMMessage], messages: Sequence[LLMMessage]) -> list[LLMMessage]:
         del messages  # nothing is left out of them
@@ -188,7 +191,7 @@ class UnboundedChatCompletionContext(Window, built_in.UnboundedChatCompletionCon
         return cls(config.initial_messages, warm=config.warm)
 
 
-class BufferedChatCompletionContext(Window, built_in.BufferedChatCompletionContext):
+class BufferedChatCompletionContext(Window, BuiltInBuffered):
     """AutoGen's context with the newest messages, whose next window is warm when it is asked for.
 
     The window slides with every message. Where the model calls tools exactly one message follows, so its next start
@@ -220,7 +223,7 @@ class BufferedChatCompletionContext(Window, built_in.BufferedChatCompletionConte
         self._set_up(warm, backend)
 
     def _of(self, messages: Sequence[LLMMessage]) -> ChatCompletionContext:
-        return built_in.BufferedChatCompletionContext(self._buffer_size, list(messages))
+        return BuiltInBuffered(self._buffer_size, list(messages))
 
     def _to_config(self) -> Any:
         return BufferedConfig(buffer_size=self._buffer_size, initial_messages=self._initial_messages, warm=self._warm)
@@ -230,7 +233,7 @@ class BufferedChatCompletionContext(Window, built_in.BufferedChatCompletionConte
         return cls(config.buffer_size, config.initial_messages, warm=config.warm)
 
 
-class HeadAndTailChatCompletionContext(Window, built_in.HeadAndTailChatCompletionContext):
+class HeadAndTailChatCompletionContext(Window, BuiltInHeadAndTail):
     """AutoGen's context with the first messages and the newest, whose next tail is warm when it is asked for.
 
     What stands between them is the same text on every turn. The built-in's tells how many messages it stands for, so
@@ -264,7 +267,7 @@ class HeadAndTailChatCompletionContext(Window, built_in.HeadAndTailChatCompletio
         self._set_up(warm, backend)
 
     def _of(self, messages: Sequence[LLMMessage]) -> ChatCompletionContext:
-        return built_in.HeadAndTailChatCompletionContext(self._head_size, self._tail_size, list(messages))
+        return BuiltInHeadAndTail(self._head_size, self._tail_size, list(messages))
 
     def _without_orphans(self, window: Sequence[LLMMessage], messages: Sequence[LLMMessage]) -> list[LLMMessage]:
         added = {id(message) for message in messages}
@@ -283,7 +286,7 @@ class HeadAndTailChatCompletionContext(Window, built_in.HeadAndTailChatCompletio
         return cls(config.head_size, config.tail_size, config.initial_messages, warm=config.warm)
 
 
-class TokenLimitedChatCompletionContext(Window, built_in.TokenLimitedChatCompletionContext):
+class TokenLimitedChatCompletionContext(Window, BuiltInTokenLimited):
     """AutoGen's context that leaves out messages of the middle, as many as a token limit asks for.
 
     Which are left out depends on how long the tools' next results are: the windows are warmed that results as long as
@@ -321,7 +324,7 @@ class TokenLimitedChatCompletionContext(Window, built_in.TokenLimitedChatComplet
         self._set_up(warm, backend)
 
     def _of(self, messages: Sequence[LLMMessage]) -> ChatCompletionContext:
-        return built_in.TokenLimitedChatCompletionContext(
+        return BuiltInTokenLimited(
             self._model_client,
             token_limit=self._token_limit,
             tool_schema=self._tool_schema,
