@@ -187,8 +187,14 @@ class Marked(OpenAIBackend):
 def test_a_sub_agents_later_calls_go_to_where_the_first_went(kind: str) -> None:
     """On a server with slots that is where its prompt is."""
 
+    backends: list[OpenAIBackend] = []
+
+    def marked(*given: Any) -> OpenAIBackend:
+        backends.append(Marked(*given))
+        return backends[-1]
+
     def make(server: AgentServer) -> dict[str, Any]:
-        backend = Marked(server.url, "m")
+        backend = marked(server.url, "m")
         context: Any = (
             BufferedChatCompletionContext(30, backend=backend)
             if kind == "window"
@@ -196,7 +202,9 @@ def test_a_sub_agents_later_calls_go_to_where_the_first_went(kind: str) -> None:
         )
         return {"model_context": context}
 
-    server, _ = delegated(streams=True, helper=make, backend=Marked)
+    server, _ = delegated(streams=True, helper=make, backend=marked)
+    for backend in backends:
+        asyncio.run(backend.aclose())
     own = [b for b in server.main if b["messages"][0]["content"].startswith("HELPER")]
     # The second task finds what the first left, where the first was.
     assert len(own) == 4
