@@ -218,6 +218,14 @@ def test_a_sub_agent_whose_first_call_only_its_run_can_tell_starts_cold() -> Non
     assert tool.ledger.snapshot().mispredictions == 0
 
 
+def test_a_tools_schema_is_plain_data() -> None:
+    """It goes through whatever writes data."""
+    agent = AssistantAgent("helper", client_of(AgentServer(url="http://127.0.0.1:9/v1")))
+    mine, theirs = AgentTool(agent), built_in.AgentTool(agent)
+    assert mine.schema == theirs.schema
+    assert type(mine.schema["parameters"]) is dict  # type: ignore[typeddict-item]
+
+
 def test_dumped_tools_are_ours_again() -> None:
     server = AgentServer(url="http://127.0.0.1:9/v1")
     agent = AssistantAgent("helper", client_of(server))

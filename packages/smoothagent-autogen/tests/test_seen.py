@@ -31,6 +31,7 @@ from ag import INFO, answer, calls, client_of, looking, played, results, settled
 from agent_server import AgentServer, kind_of, serving
 from smoothagent import KeepRecent
 from smoothagent_autogen.aside import limit
+from smoothagent_autogen.seen import SEEN
 
 
 def test_several_agents_with_one_client_and_one_task_are_kept_apart() -> None:
@@ -384,6 +385,71 @@ def test_a_loop_that_ends_with_a_reflection_is_foreseen(turns: int) -> None:
     ]
     assert len(foreseen) >= 4
     assert all(foreseen)
+
+
+class Iterable:
+    """An answer that can only be iterated."""
+
+    def __init__(self, *pieces: Any) -> None:
+        self.pieces = pieces
+
+    async def __aiter__(self) -> AsyncGenerator[Any, None]:
+        for piece in self.pieces:
+            yield piece
+
+
+RESULT = CreateResult(
+    content="answer", usage=RequestUsage(prompt_tokens=1, completion_tokens=1), finish_reason="stop", cached=False
+)
+
+
+@pytest.mark.parametrize("pieces", [("a", RESULT), ("a", None, RESULT), ()])
+def test_streams_of_any_kind_come_through(pieces: tuple[Any, ...]) -> None:
+    class Streams(Foreign):
+        def create_stream(self, messages: Sequence[LLMMessage], **kwargs: Any) -> Any:
+            return Iterable(*pieces)
+
+    async def main() -> None:
+        client = Streams()
+        context = ours.BufferedChatCompletionContext(4)
+        await context.add_message(user("the task"))
+        stream = client.create_stream(await context.get_messages())
+        assert [piece async for piece in stream] == list(pieces)
+        # Nobody waits for a call any more: it is what it was.
+        assert isinstance(client.create_stream([user("x")]), Iterable) == (not SEEN.listens())
+
+    asyncio.run(main())
+
+
+def test_messages_are_passed_as_they_were() -> None:
+    class Keyword(Foreign):
+        async def create(self, *, messages: Sequence[LLMMessage], **kwargs: Any) -> CreateResult:  # type: ignore[override]
+            return await super().create(messages, **kwargs)
+
+    async def main() -> None:
+        client = Keyword()
+        context = ours.SummarizingChatCompletionContext(2_000)
+        await context.add_message(user("the task"))
+        await client.create(messages=await context.get_messages())
+        assert context._conversation._shape is not None  # pyright: ignore[reportPrivateUsage]
+        assert (await client.create(messages=[user("x")])).content == "answer"
+
+    asyncio.run(main())
+
+
+def test_a_client_that_raises_at_once_does_so_still() -> None:
+    class Raises(Foreign):
+        def create_stream(self, messages: Sequence[LLMMessage], **kwargs: Any) -> Any:
+            raise RuntimeError("no stream")
+
+    async def main() -> None:
+        context = ours.BufferedChatCompletionContext(4)
+        await context.add_message(user("the task"))
+        view = await context.get_messages()
+        with pytest.raises(RuntimeError, match="no stream"):
+            Raises().create_stream(view)
+
+    asyncio.run(main())
 
 
 def test_a_context_whose_calls_are_not_seen_says_so(caplog: pytest.LogCaptureFixture) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import copy
 import json
 import logging
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,21 @@ def test_calls_that_all_have_one_id_stay_apart() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("kind", ["summarizing", "offloading"])
+def test_a_pickle_goes_on_where_it_was(kind: str, tmp_path: Path) -> None:
+    context: Any = (
+        ours.SummarizingChatCompletionContext(900, keep=300)
+        if kind == "summarizing"
+        else ours.OffloadingChatCompletionContext(900, keep=2, store=str(tmp_path), allow_unreadable=True)
+    )
+    played(context, turns=20)
+    again = pickle.loads(pickle.dumps(context))
+    assert type(again) is type(context)
+    assert asyncio.run(again.get_messages()) == asyncio.run(context.get_messages())
+    with pytest.raises(TypeError, match="strategy"):
+        pickle.dumps(ours.LookaheadChatCompletionContext(lambda: KeepRecent(2, at_turns=4)))
+
+
 def test_a_copy_goes_on_where_it_was() -> None:
     context = ours.SummarizingChatCompletionContext(900, keep=300)
     played(context, turns=20)
@@ -215,12 +231,14 @@ def test_a_saved_state_goes_on_where_it_was_and_is_read_by_the_built_in() -> Non
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("record", [{"kind": "?"}, {}, {"covered": "x"}, "what?"])
-def test_a_spoilt_record_is_forgotten(record: Any, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "saved", [{"record": {"kind": "?"}}, {"record": {}}, {"record": {"covered": "x"}}, {"record": "what?"}, "what?", {}]
+)
+def test_a_spoilt_record_is_forgotten(saved: Any, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         context = ours.SummarizingChatCompletionContext(900, keep=300)
         plain = built_in.UnboundedChatCompletionContext(conversation(3))
-        state = {**await plain.save_state(), "smoothagent": {"record": record}}
+        state = {**await plain.save_state(), "smoothagent": saved}
         await context.load_state(state)
         assert await context.get_messages() == conversation(3)
 

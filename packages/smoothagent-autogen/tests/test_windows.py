@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import gc
 import json
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -213,6 +215,50 @@ def test_windows_by_tokens_are_warm(monkeypatch: pytest.MonkeyPatch) -> None:
         asked = {c["id"] for m in body["messages"] for c in m.get("tool_calls") or ()}
         assert asked == {m["tool_call_id"] for m in body["messages"] if m["role"] == "tool"}
     assert sum(warmed_before(mine, b) == len(b["messages"]) - 1 for b in moved) >= len(moved) - 1
+
+
+@pytest.mark.parametrize("size", [3, 5, 6, 8])
+def test_an_agent_that_asks_once_for_each_task_is_foreseen(size: int) -> None:
+    """AutoGen's default: between a tool's results and the next call there is what the user says."""
+    server, _ = played(ours.BufferedChatCompletionContext(size), turns=1000, tasks=12, max_tool_iterations=1)
+    moved = server.main[size:]
+    assert len(moved) >= 4
+    # All but what the user says, and the results before it.
+    for body in moved:
+        cold = len(body["messages"]) - warmed_before(server, body)
+        assert cold <= 2
+
+
+def test_a_context_that_is_dropped_is_gone() -> None:
+    """What it held on the server is let go later, and holds nothing of the conversation."""
+    context = ours.BufferedChatCompletionContext(4)
+    played(context)
+    gone = weakref.ref(context._ahead)  # pyright: ignore[reportPrivateUsage]
+    asyncio.run(context.clear())
+    del context
+    gc.collect()
+    assert gone() is None
+
+
+def test_few_counts_are_enough_to_find_the_next_window() -> None:
+    class Counted(Counting):
+        asked = 0
+
+        def count_tokens(self, messages: list[LLMMessage], *, tools: Any = ()) -> int:
+            self.asked += 1
+            return super().count_tokens(messages)
+
+    client: Any = Counted()
+    theirs = built_in.TokenLimitedChatCompletionContext(client, token_limit=2_000)
+    mine = ours.TokenLimitedChatCompletionContext(client, token_limit=2_000)
+    messages: list[LLMMessage] = [user("u" * (20 + i % 7)) for i in range(300)]
+    for message in messages:
+        asyncio.run(theirs.add_message(message))
+    expected = asyncio.run(theirs.get_messages())
+    before = client.asked
+    assert before > 100
+    assert mine._window(messages) == expected  # pyright: ignore[reportPrivateUsage]
+    assert client.asked - before <= 10
 
 
 def test_a_window_that_does_not_move_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -513,11 +513,16 @@ def chat(server: AgentServer, memory: Any, turns: int, *, asynchronous: bool, **
         think(memory)
 
 
+def _future_of(found: Any) -> Any:
+    job = getattr(found, "_job", None)
+    return getattr(found, "_future", None) if job is None else job.future
+
+
 def think(memory: Any) -> None:
     """Until the summary is written, and then until the warming it leads to is done."""
     for wait in (lambda: getattr(memory, "_running", None), lambda: memory._upcoming):
         deadline = time.monotonic() + 10
-        while (found := wait()) is not None and found._future is not None and not found._future.done():
+        while (found := wait()) is not None and (future := _future_of(found)) is not None and not future.done():
             assert time.monotonic() < deadline
             time.sleep(0.002)
         memory._upcoming.lane.wait(memory._upcoming.lane.spawn(asyncio.sleep(0)), 10)  # what follows from it has begun

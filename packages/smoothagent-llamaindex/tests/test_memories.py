@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import re
 import tempfile
 import threading
 import time
@@ -89,7 +90,8 @@ def settled(memory: Any) -> None:
     if expecting is not None:
         expecting.result(30)
     for holder in (getattr(memory, "_running", None), memory._upcoming):
-        future = getattr(holder, "_future", None)
+        job = getattr(holder, "_job", None)
+        future = getattr(holder, "_future", None) if job is None else job.future
         if future is not None:
             with contextlib.suppress(Exception):
                 future.result(30)
@@ -999,6 +1001,78 @@ def test_a_question_that_reaches_the_limit_is_not_kept_waiting() -> None:
     assert len(got) == 5, "as they are, up to a quarter above the limit"
     assert memory._running.busy
     memory._running.drop()
+
+
+def test_several_tasks_on_one_memory_lose_nothing_and_have_nothing_twice() -> None:
+    """Two runs at once are two threads, since LlamaIndex's async methods are the sync ones in threads."""
+
+    def words(messages: Sequence[Any]) -> list[str]:
+        return re.findall(r"\bm\d+\b", " ".join(str(m) for m in messages))
+
+    class Tells(Writer):
+        def chat(self, messages: Any, **kwargs: Any) -> ChatResponse:
+            time.sleep(0.001)
+            return ChatResponse(message=said("assistant", " ".join(words([messages[-1].content]))))
+
+    async def main() -> None:
+        memory = ChatSummaryMemoryBuffer.from_defaults(llm=Tells(), token_limit=40, tokenizer_fn=tokenize)
+        numbers = iter(range(1000))
+        put: set[str] = set()
+
+        async def work() -> None:
+            for _ in range(20):
+                for role in ("user", "assistant"):
+                    name = f"m{next(numbers)}"
+                    put.add(name)
+                    await memory.aput(said(role, f"{name} {WORD}"))
+                    found = words([m.content for m in await memory.aget()])
+                    assert len(found) == len(set(found)), "nothing is twice"
+
+        await asyncio.gather(*(work() for _ in range(5)))
+        found = words([m.content for m in memory.get_all()])
+        assert set(found) == put
+        assert len(found) == len(put)
+        await asyncio.to_thread(settled, memory)
+
+    asyncio.run(main())
+
+
+def test_put_messages_is_many_puts() -> None:
+    """As in the built-ins: what a subclass does with a message it does with each."""
+    for kind in (ChatMemoryBuffer, ChatSummaryMemoryBuffer):
+        seen: list[Any] = []
+
+        class Own(kind):  # type: ignore[misc, valid-type]
+            def put(self, message: ChatMessage) -> None:
+                seen.append(message.content)  # noqa: B023
+                super().put(message)
+
+        memory: Any = Own.from_defaults(token_limit=100, tokenizer_fn=tokenize)
+        memory.put_messages([said("user", "a"), said("assistant", "b")])
+        assert seen == ["a", "b"]
+
+
+def test_flush_makes_what_is_due() -> None:
+    history = [m for n in range(12) for m in turn_of(3, 3, 0, n)]
+    memory = ChatSummaryMemoryBuffer.from_defaults(
+        chat_history=history, llm=Writer(), token_limit=30, tokenizer_fn=tokenize
+    )
+    memory.flush()
+    assert is_summary(memory.get_all()[0])
+    assert len(memory.get_all()) < 24
+
+
+def test_another_tokenizer_counts_anew() -> None:
+    kept: dict[str, Any] = {"token_limit": 30, "tokenizer_fn": tokenize}
+    ours = ChatSummaryMemoryBuffer.from_defaults(strict=True, **kept)
+    theirs = BuiltInSummary.from_defaults(**kept)
+    for memory in (ours, theirs):
+        memory.put_messages(turn_of(3, 3, 0, 0))
+        memory.put(said("user", "x"))
+        assert len(memory.get()) == 3
+        memory.tokenizer_fn = list
+        memory.put(said("user", "y"))
+    assert plain(ours.get()) == plain(theirs.get())
 
 
 def test_sizes_are_those_of_the_messages_that_are_there(tmp_path: Path) -> None:

@@ -116,7 +116,8 @@ class AsideBackend(ObjectBackend[LLMMessage]):
         except Exception as error:
             raise BackendError(f"the model client failed in the background: {error!r}") from error
         calls = not isinstance(answer.content, str)
-        usage = Usage(answer.usage.prompt_tokens, answer.usage.completion_tokens)
+        told = answer.usage  # which some leave out
+        usage = Usage() if told is None else Usage(told.prompt_tokens, told.completion_tokens)
         reason = {"function_calls": "tool_calls", "unknown": "stop"}.get(answer.finish_reason, answer.finish_reason)
         if limited is not None and reason == "stop" and 0 < max_tokens <= usage.completion_tokens:
             reason = "length"

@@ -132,9 +132,11 @@ class Conversation:
         self.runtime.close()
         self.runtime = self._new()
         self._start_over()
-        record = (saved or {}).get("record")
-        if record is not None:
+        if saved is not None:
             try:
+                record = saved["record"]
+                if record is None:
+                    return
                 self.runtime.restore(CommitRecord[LLMMessage].from_dict(dict(record), _MESSAGE.validate_python))
             except Exception as error:  # written by another version, or by hand
                 self._say_once("record", f"the last commit of a saved state cannot be read and is forgotten: {error!r}")

@@ -8,7 +8,7 @@ import weakref
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Self, cast
+from typing import Any, Self
 
 from autogen_agentchat.agents import AssistantAgent, BaseChatAgent
 from autogen_agentchat.base import ChatAgent, Team
@@ -18,7 +18,7 @@ from autogen_agentchat.tools import TeamTool as BuiltInTeamTool
 from autogen_core import ComponentModel
 from autogen_core.model_context import UnboundedChatCompletionContext
 from autogen_core.models import ChatCompletionClient, LLMMessage, SystemMessage, UserMessage
-from autogen_core.tools import BaseTool, ParametersSchema, StaticWorkbench, Tool, ToolSchema
+from autogen_core.tools import BaseTool, StaticWorkbench, Tool, ToolSchema
 from pydantic import BaseModel
 
 from smoothagent import Backend, Delegation, Ledger
@@ -148,23 +148,13 @@ class Opened:
             self.delegation.cancel()
 
 
-class _Parameters(dict[str, Any]):
-    """The parameters of a tool, in the schema that an agent offers to its model: they know whose they are."""
-
-    def __init__(self, parameters: Mapping[str, Any], tool: _Delegating) -> None:
-        super().__init__(parameters)
-        self.tool = weakref.ref(tool)
-
-    def __reduce__(self) -> tuple[type, tuple[dict[str, Any]]]:
-        return dict, (dict(self),)
-
-
 class _Work(Unshared):
     """What is under way for one tool."""
 
     def __init__(self) -> None:
         self.ledger = Ledger()
         self.opened: list[Opened] = []
+        self.parameters: Any = None
 
 
 class _Delegating(BaseTool[Any, Any]):
@@ -186,9 +176,13 @@ class _Delegating(BaseTool[Any, Any]):
     @property
     def schema(self) -> ToolSchema:
         """As the built-in's."""
-        made = super().schema
+        made, work = super().schema, self._work
         if "parameters" in made:
-            made["parameters"] = cast("ParametersSchema", _Parameters(made["parameters"], self))
+            # Always the same object, by which it is known in what an agent offers to its model.
+            if work.parameters != made["parameters"]:
+                work.parameters = made["parameters"]
+                _DELEGATES.offers(work.parameters, self)
+            made["parameters"] = work.parameters
         return made
 
     @abstractmethod
@@ -373,11 +367,25 @@ class _Delegates:
 
     def __init__(self) -> None:
         self._waiting: weakref.WeakSet[Opened] = weakref.WeakSet()
+        self._tools: dict[int, weakref.ref[_Delegating]] = {}
         self._start_afresh()
         after_fork(self._start_afresh)
 
     def _start_afresh(self) -> None:
         self._lock = threading.RLock()
+
+    def offers(self, parameters: object, tool: _Delegating) -> None:
+        """It is known by its parameters, for as long as it lives."""
+        key = id(parameters)
+        self._tools[key] = weakref.ref(tool, lambda _: self._tools.pop(key, None))
+
+    def offered(self, tool: Tool | ToolSchema) -> tuple[str, _Delegating | None]:
+        """A tool that a call offers, and which of ours that is."""
+        if isinstance(tool, _Delegating):
+            return tool.name, tool
+        schema = tool.schema if isinstance(tool, Tool) else tool
+        found = self._tools.get(id(schema.get("parameters")))
+        return schema["name"], None if found is None else found()
 
     def wait_for(self, opened: Opened) -> None:
         """Its sub-agent may start."""
@@ -386,7 +394,7 @@ class _Delegates:
 
     def begins(self, asked: Asked) -> _Ear | None:
         """A call is made that may start sub-agents."""
-        offered = {name: tool for name, tool in map(_offered, asked.call.get("tools") or ()) if tool is not None}
+        offered = {name: tool for name, tool in map(self.offered, asked.call.get("tools") or ()) if tool is not None}
         told = tells_deltas(asked)
         for tool in offered.values():
             with harmless("a sub-agent"):
@@ -406,15 +414,6 @@ class _Delegates:
                     self._waiting.discard(opened)
                 return delegation
         return None
-
-
-def _offered(tool: Tool | ToolSchema) -> tuple[str, _Delegating | None]:
-    """A tool that a call offers, and which of ours that is."""
-    if isinstance(tool, _Delegating):
-        return tool.name, tool
-    schema = tool.schema if isinstance(tool, Tool) else tool
-    parameters = schema.get("parameters")
-    return schema["name"], parameters.tool() if isinstance(parameters, _Parameters) else None
 
 
 _DELEGATES = _Delegates()

@@ -12,7 +12,7 @@ import threading
 import weakref
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 from autogen_core.models import ChatCompletionClient, CreateResult, LLMMessage
 
@@ -93,6 +93,7 @@ class Seen:
     def __init__(self) -> None:
         self._watching: weakref.WeakKeyDictionary[Watching, weakref.ref[Any] | None] = weakref.WeakKeyDictionary()
         self._listening: Listening | None = None
+        self._said: set[str] = set()
         self._start_afresh()
         after_fork(self._start_afresh)
 
@@ -118,9 +119,13 @@ class Seen:
         with self._lock:
             self._watching.pop(one, None)
 
-    def begin(self, asked: Asked) -> Call | None:
+    def listens(self) -> bool:
+        """Whether a call that is made here may be somebody's."""
+        return not is_unseen() and _inside.get() is None and bool(self._watching or self._listening is not None)
+
+    def begin(self, asked: Asked | None) -> Call | None:
         """The call that is about to be made; None where it is nobody's. It must not fail."""
-        if is_unseen() or _inside.get() is not None or (not self._watching and self._listening is None):
+        if asked is None or not self.listens():
             return None
         try:
             ear = self._listening.begins(asked) if self._listening is not None else None
@@ -132,7 +137,10 @@ class Seen:
                 request = delegation.main_request() if delegation is not None else None
             return None if request is None and ear is None else Call(asked, request, ear)
         except Exception as error:
-            log.warning("a call is not followed: %r", error, exc_info=error)
+            kind = f"{type(asked.client).__name__} {type(error).__name__}"
+            if kind not in self._said:
+                self._said.add(kind)
+                log.warning("calls of %s are not followed: %r", type(asked.client).__name__, error, exc_info=error)
             return None
 
     def _known(self, asked: Asked) -> Watching | None:
@@ -303,13 +311,13 @@ def _tell_of_calls() -> None:
 
 def _creating(own: Callable[..., Any]) -> Any:
     @functools.wraps(own)
-    async def create(self: ChatCompletionClient, messages: Sequence[LLMMessage], *args: Any, **kwargs: Any) -> Any:
-        call = SEEN.begin(Asked(self, messages, kwargs))
+    async def create(self: ChatCompletionClient, *args: Any, **kwargs: Any) -> Any:
+        call = SEEN.begin(_asked(self, args, kwargs, streams=False))
         if call is None:
-            return await own(self, messages, *args, **kwargs)
+            return await own(self, *args, **kwargs)
         async with call.around():
             with call.within():
-                result = await own(self, messages, *args, **kwargs)
+                result = await own(self, *args, **kwargs)
             call.said(result)
         return result
 
@@ -318,30 +326,48 @@ def _creating(own: Callable[..., Any]) -> Any:
 
 def _streaming(own: Callable[..., Any]) -> Any:
     @functools.wraps(own)
-    async def create_stream(
-        self: ChatCompletionClient, messages: Sequence[LLMMessage], *args: Any, **kwargs: Any
-    ) -> AsyncGenerator[Any]:
-        call = SEEN.begin(Asked(self, messages, kwargs, streams=True))
-        pieces = own(self, messages, *args, **kwargs)
-        try:
-            if call is None:
-                async for piece in pieces:
-                    yield piece
-                return
-            async with call.around():
-                while True:
-                    # Whoever reads must not find himself inside of the call.
-                    with call.within():
-                        piece = await anext(pieces, None)
-                    if piece is None:
-                        break
-                    call.said(piece)
-                    yield piece
-        finally:
-            if hasattr(pieces, "aclose"):
-                await pieces.aclose()
+    def create_stream(self: ChatCompletionClient, *args: Any, **kwargs: Any) -> Any:
+        pieces = own(self, *args, **kwargs)
+        # Where nobody listens it is what it was, whatever that is.
+        asked = _asked(self, args, kwargs, streams=True) if SEEN.listens() else None
+        return pieces if asked is None else _followed(asked, pieces)
 
     return create_stream
+
+
+_END = object()
+
+
+async def _followed(asked: Asked, pieces: Any) -> AsyncGenerator[Any]:
+    call, stream = SEEN.begin(asked), aiter(pieces)
+    try:
+        if call is None:
+            async for piece in stream:
+                yield piece
+            return
+        async with call.around():
+            while True:
+                # Whoever reads must not find himself inside of the call.
+                with call.within():
+                    piece = await anext(stream, _END)
+                if piece is _END:
+                    break
+                call.said(piece)
+                yield piece
+    finally:
+        if hasattr(stream, "aclose"):
+            await stream.aclose()
+
+
+def _asked(
+    client: ChatCompletionClient, args: tuple[Any, ...], kwargs: dict[str, Any], *, streams: bool
+) -> Asked | None:
+    """A call, however its messages are passed; None where there are none."""
+    messages = args[0] if args else kwargs.get("messages")
+    if not isinstance(messages, (list, tuple)):
+        return None
+    call = {name: value for name, value in kwargs.items() if name != "messages"}
+    return Asked(client, cast("Sequence[LLMMessage]", messages), call, streams)
 
 
 def _get_client(self: Any) -> Any:

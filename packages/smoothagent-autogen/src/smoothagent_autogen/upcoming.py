@@ -91,15 +91,18 @@ class Upcoming(upcoming.Upcoming[LLMMessage]):
             # What is taken apart here is not what the call takes apart: it may be another thread's.
             self.warm(shape.prompt(wanted[0]), *(Flattening().flat(shape.opening(w)) for w in wanted))
 
-    def find_out(self, windows: Callable[[], Expected]) -> None:
+    def find_out(self, windows: Callable[[Callable[[], bool]], Expected]) -> None:
         """`expect` what is found out in a thread, since it takes long: too late, where the next call has come."""
         self._turn += 1
         turn = self._turn
 
+        def still() -> bool:
+            return turn == self._turn
+
         def find() -> None:
             with harmless("a context's next prompt"):
-                after, found = windows()
-                if turn == self._turn:
+                after, found = windows(still)
+                if still():
                     self.expect(after, *found)
 
         self._finding = self.lane.spawn(in_daemon_thread(find, "a context's next prompt is not warmed"))

@@ -164,6 +164,6 @@ def require_read_tool(prompt: Prompt) -> None:
         names = [str(cast("Mapping[str, Any]", tool.get("function") or tool).get("name")) for tool in prompt.tools]
         raise ConfigurationError(
             f"the agent's tools {names} have no {READ_TOOL!r}, so it could not read offloaded outputs back: add "
-            "smoothagent.READ_OFFLOADED_TOOL to its tools and answer the calls with ReadOffloaded(store).run, "
-            "or pass allow_unreadable=True"
+            "smoothagent.READ_OFFLOADED_TOOL to its tools and answer the calls with ReadOffloaded(store).run (the "
+            "packages for frameworks make a tool of theirs of it: read_offloaded(store)), or pass allow_unreadable=True"
         )

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import logging
+import threading
 import time
 from abc import abstractmethod
 from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from smoothagent.forks import after_fork
@@ -39,24 +41,52 @@ class Taken(NamedTuple):
     covered: int
 
 
+@dataclass(eq=False)
+class _Job(Generic[M]):
+    """One summary that is being written, and what it is of: never one's text with another's messages.
+
+    Attributes:
+        future: its text.
+        covered: the messages that it stands for, as they were.
+        existing: the summary that it goes on with.
+        began: when, on the monotonic clock.
+        waited: it was waited for, once.
+    """
+
+    future: concurrent.futures.Future[str]
+    covered: list[M]
+    existing: str
+    began: float
+    waited: bool = False
+
+    def text(self) -> str | None:
+        """What was written, if it is."""
+        future = self.future
+        if not future.done() or future.cancelled() or future.exception() is not None:
+            return None
+        text = future.result()
+        return text if text.strip() else None
+
+
 class RunningSummary(Unshared, Generic[M]):
-    """At most one at a time. It is taken only where what it covers is still what it was (the law, 6).
+    """At most one at a time. It is taken only where what it covers is still what it was (the law, 6). Any thread.
 
     An adapter says what a copy of its framework's messages is, and when two are the same to a model.
 
     Attributes:
-        covers: how many messages it stands for.
         count: how many were begun or taken so far.
     """
 
     def __init__(self) -> None:
         self.count = 0
-        self._future: concurrent.futures.Future[str] | None = None
-        self._covered: list[M] = []
-        self._existing = ""
-        self._waited = False
-        self._began = 0.0
+        self._job: _Job[M] | None = None
+        self._forget()
         after_fork(self._forget)
+
+    def _forget(self) -> None:
+        """In a forked child nobody writes it."""
+        self._lock = threading.Lock()
+        self._job = None
 
     @abstractmethod
     def snapshot(self, messages: Sequence[M]) -> list[M]:
@@ -69,105 +99,106 @@ class RunningSummary(Unshared, Generic[M]):
     @property
     def busy(self) -> bool:
         """Whether there is one, written or not."""
-        return self._future is not None
+        return self._job is not None
 
     @property
     def covers(self) -> int:
         """How many messages it stands for."""
-        return len(self._covered)
+        job = self._job
+        return 0 if job is None else len(job.covered)
 
     def start(
         self, lane: Lane, writing: Coroutine[Any, Any, str], covered: Sequence[M], existing: str
     ) -> concurrent.futures.Future[str]:
         """Begin one of ``covered``, added to the ``existing`` summary; ``writing`` runs on the lane."""
-        self.drop()
-        self.count += 1
         # Copies: what is changed in place afterwards is not what the summary says.
-        self._covered, self._existing = self.snapshot(covered), existing
-        self._waited, self._began = False, time.monotonic()
-        future = self._future = lane.spawn(writing)
-        return future
+        copies = self.snapshot(covered)
+        job = _Job(lane.spawn(writing), copies, existing, time.monotonic())
+        with self._lock:
+            before, self._job = self._job, job
+            self.count += 1
+        if before is not None:
+            before.future.cancel()
+        return job.future
 
     def drop(self) -> None:
         """It will not be used."""
-        future, self._future = self._future, None
-        if future is not None:
-            future.cancel()
+        with self._lock:
+            job, self._job = self._job, None
+        if job is not None:
+            job.future.cancel()
 
     def wait(self, *, due: bool) -> None:
         """Block until it is written: where it is ``due`` for as long as that may take, else for a moment."""
-        future, timeout = self._future, self._timeout(due=due)
-        if future is not None:
-            concurrent.futures.wait([future], timeout)
+        job = self._job
+        if job is not None:
+            concurrent.futures.wait([job.future], _timeout(job, due=due))
 
     async def await_(self, *, due: bool) -> None:
         """`wait`, on a loop."""
-        future, timeout = self._future, self._timeout(due=due)
-        if future is not None:
-            await asyncio.wait({wrapped(future)}, timeout=timeout)
+        job = self._job
+        if job is not None:
+            await asyncio.wait({wrapped(job.future)}, timeout=_timeout(job, due=due))
 
     def ready(self) -> str | None:
         """The summary, if it is written."""
-        future = self._future
-        if future is None or not future.done() or future.cancelled() or future.exception() is not None:
-            return None
-        text = future.result()
-        return text if text.strip() else None
+        job = self._job
+        return None if job is None else job.text()
 
     def failed(self) -> bool:
         """Whether it has ended without a text."""
-        future = self._future
-        return future is not None and future.done() and self.ready() is None
+        job = self._job
+        return job is not None and job.future.done() and job.text() is None
 
     @property
     def why(self) -> str:
         """Why it is not there."""
-        return "none is being written" if self._future is None else _why(self._future)
+        job = self._job
+        return "none is being written" if job is None else _why(job.future)
 
     def hangs(self) -> bool:
         """Whether it has been written for so long that it is better asked for again."""
-        future = self._future
-        return future is not None and not future.done() and time.monotonic() > self._began + _HUNG
+        job = self._job
+        return job is not None and not job.future.done() and time.monotonic() > job.began + _HUNG
 
     def fits(self, existing: str, messages: Sequence[M]) -> bool:
         """Whether it is one of the first of ``messages``, with the same summary before it."""
-        covered = self._covered
-        return (
-            self._future is not None
-            and existing == self._existing
-            and len(covered) <= len(messages)
-            and all(map(self.alike, covered, messages))
-        )
+        job = self._job
+        return job is not None and self._is_of(job, existing, messages)
 
     def take(self, existing: str, messages: Sequence[M]) -> Taken | None:
         """What is ready and fits, and no longer here; one that failed or does not fit is dropped."""
-        future = self._future
-        if future is None:
+        job = self._job
+        if job is None:
             return None
-        fits = self.fits(existing, messages)
-        if fits and not future.done():
+        fits = self._is_of(job, existing, messages)
+        if fits and not job.future.done():
             return None
-        text = self.ready()
-        self._future = None
+        with self._lock:
+            if self._job is not job:
+                return None  # another has taken it, or begun one
+            self._job = None
         if not fits:
-            future.cancel()
+            job.future.cancel()
             return None
+        text = job.text()
         if text is None:
-            log.warning("a summary in the background failed, the messages are kept as they are: %s", _why(future))
+            log.warning("a summary in the background failed, the messages are kept as they are: %s", _why(job.future))
             return None
         self.count += 1
-        return Taken(text, len(self._covered))
+        return Taken(text, len(job.covered))
 
-    def _timeout(self, *, due: bool) -> float:
-        """One that was waited for in vain is not waited for again."""
-        if not due or self._waited:
-            return _GRACE
-        self._waited = True
-        return _AT_MOST
+    def _is_of(self, job: _Job[M], existing: str, messages: Sequence[M]) -> bool:
+        covered = job.covered
+        return existing == job.existing and len(covered) <= len(messages) and all(map(self.alike, covered, messages))
 
-    def _forget(self) -> None:
-        """In a forked child nobody writes it."""
-        self._future = None
+
+def _timeout(job: _Job[Any], *, due: bool) -> float:
+    """One that was waited for in vain is not waited for again."""
+    if not due or job.waited:
+        return _GRACE
+    job.waited = True
+    return _AT_MOST
 
 
 def _why(future: concurrent.futures.Future[str]) -> str:

@@ -202,6 +202,8 @@ class Upcoming(Unshared, Generic[M]):
         """The conversation is over."""
         self.stop()
         self._warming = self._delivery = None
+        if self._letting_go is not None:
+            self._letting_go.cancel()
         if self._backend is not None:
             self._lane.call(self._backend.release, self.session)
 
@@ -240,7 +242,7 @@ class Upcoming(Unshared, Generic[M]):
         if self._letting_go is not None:
             self._letting_go.cancel()  # of one that was stopped, and ended later than this one began
         if not self._held:
-            self._letting_go = self._lane.spawn(self._let_go(backend))
+            self._letting_go = self._lane.spawn(_let_go(backend, self.session))
 
     async def _promote(self, backend: Backend) -> None:
         try:
@@ -248,10 +250,14 @@ class Upcoming(Unshared, Generic[M]):
         except Exception as error:  # it only makes it faster
             log.debug("memory %s: promoting its work failed: %r", self.session, error)
 
-    async def _let_go(self, backend: Backend) -> None:
-        """Lease what is warm to nobody else for a while; a conversation that rests holds no slot."""
-        await asyncio.sleep(_HELD)
-        backend.release(self.session)
+
+async def _let_go(backend: Backend, session: str) -> None:
+    """Lease what is warm to nobody else for a while; a conversation that rests holds no slot.
+
+    It holds nothing of the conversation, whose messages would stay as long.
+    """
+    await asyncio.sleep(_HELD)
+    backend.release(session)
 
 
 class _Call(Generic[M]):

@@ -21,11 +21,14 @@ from llama_index.core.agent.workflow import ReActAgent as BuiltInReAct
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.memory import BaseMemory
 from llama_index.core.storage.chat_store import BaseChatStore
+from llama_index.core.tools import BaseTool
 
-from smoothagent import Backend, LookaheadStrategy
+from smoothagent import Backend, LookaheadStrategy, Prompt
+from smoothagent_llamaindex.codec import is_summary
 from smoothagent_llamaindex.conversations import conversation_named, ended
 from smoothagent_llamaindex.isolation import Delegate
 from smoothagent_llamaindex.llm import LookaheadMixin, lookahead_of, with_lookahead
+from smoothagent_llamaindex.memory import Memory
 
 log = logging.getLogger("smoothagent")
 
@@ -37,7 +40,7 @@ class FunctionAgent(BuiltInFunction):
     the strategy's view. In an ``AgentWorkflow`` each agent has conversations of its own.
 
     Args:
-        strategy: makes the strategy of a new conversation, such as ``lambda: Offload(8000)``.
+        strategy: makes the strategy of a new conversation, such as ``lambda: KeepRecent(10, at_turns=20)``.
         delegates: sub-agents by the tools that start them: their prompts are warmed while the LLM writes the call.
         warm: prefill ahead; default yes, except at hosted endpoints.
         backend: the agent's server, if you have one made; default one that is made from the LLM.
@@ -67,12 +70,16 @@ class FunctionAgent(BuiltInFunction):
             return await super().take_step(ctx, llm_input, tools, memory)
 
 
-def _with_prompt(agent: BaseWorkflowAgent, llm_input: list[ChatMessage]) -> list[ChatMessage]:
+def _with_prompt(
+    agent: BaseWorkflowAgent, llm_input: list[ChatMessage], memory: BaseMemory | None
+) -> list[ChatMessage]:
     """What to give a built-in that takes a system message in front for the agent's own, and leaves it out.
 
-    Without one of the agent's it is a memory's: its summary.
+    Without one of the agent's it may be a memory's of ours: its summary.
     """
     if agent.system_prompt or not llm_input or llm_input[0].role != MessageRole.SYSTEM:
+        return llm_input
+    if not is_summary(llm_input[0]) and not isinstance(memory, Memory):
         return llm_input
     return [ChatMessage(role=MessageRole.SYSTEM, content=""), *llm_input]
 
@@ -100,7 +107,7 @@ class ReActAgent(BuiltInReAct):
     ) -> AgentOutput:
         """As the built-in."""
         with conversation_named(await _name_of(self, ctx, memory)):
-            return await super().take_step(ctx, _with_prompt(self, llm_input), tools, memory)
+            return await super().take_step(ctx, _with_prompt(self, llm_input, memory), tools, memory)
 
 
 class CodeActAgent(BuiltInCodeAct):
@@ -122,7 +129,7 @@ class CodeActAgent(BuiltInCodeAct):
     ) -> AgentOutput:
         """As the built-in."""
         with conversation_named(await _name_of(self, ctx, memory)):
-            return await super().take_step(ctx, _with_prompt(self, llm_input), tools, memory)
+            return await super().take_step(ctx, _with_prompt(self, llm_input, memory), tools, memory)
 
 
 def _look_ahead(
@@ -134,6 +141,10 @@ def _look_ahead(
 ) -> None:
     if strategy is None and not delegates:
         return
+    if strategy is not None and isinstance(agent, BuiltInFunction) and agent.tool_retriever is None:
+        # A mistake is told where it is made, not at the first conversation.
+        tools = [tool.metadata for tool in agent.tools or () if isinstance(tool, BaseTool)]
+        strategy().check(Prompt(tools=[tool.to_openai_tool(skip_length_check=True) for tool in tools]))
     agent.llm = with_lookahead(agent.llm, strategy, delegates=delegates, warm=warm, backend=backend)
     lookahead_of(agent.llm).named_only = True
 

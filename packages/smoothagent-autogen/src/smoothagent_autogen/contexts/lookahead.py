@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Self
 
 from autogen_core.model_context import ChatCompletionContext
 from autogen_core.models import AssistantMessage, LLMMessage
@@ -83,7 +84,33 @@ class LookaheadChatCompletionContext(ChatCompletionContext):
         """As AutoGen's contexts, which can read it; the last commit is in it."""
         return {**await super().save_state(), STATE: self._conversation.save()}
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Another one, that begins where this is."""
+        made: Any = object.__new__(type(self))
+        made.__dict__.update({name: copy.deepcopy(value, memo) for name, value in self.__dict__.items()})
+        return made
+
+    def __reduce__(self) -> Any:
+        """Pickled as what it was made of, with its messages and its last commit."""
+        config: Any = getattr(self, "_config", None)
+        if config is None:
+            raise TypeError(f"{type(self).__name__} cannot be pickled: its strategy is made by a function of yours")
+        return _revived, (type(self), config, self._messages, self._conversation.save())
+
+    def _goes_on(self, messages: list[LLMMessage], saved: Mapping[str, Any]) -> None:
+        self._messages = messages
+        self._conversation.start_over(saved)
+
     async def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on where a saved state was; one of AutoGen's own contexts begins with nothing committed."""
         await super().load_state(state)
         self._conversation.start_over(state.get(STATE))
+
+
+def _revived(
+    cls: Any, config: Any, messages: list[LLMMessage], saved: Mapping[str, Any]
+) -> LookaheadChatCompletionContext:
+    """What was pickled."""
+    made: LookaheadChatCompletionContext = cls._from_config(config)
+    made._goes_on(messages, saved)  # pyright: ignore[reportPrivateUsage]
+    return made

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
 from autogen_core import ComponentModel
@@ -44,12 +44,14 @@ class Window(ChatCompletionContext):
     _warm: bool | None
     _backend: Backend | None
     _said: int
+    _resulted: int
     _before: int
+    _calls: bool
 
     def _set_up(self, warm: bool | None, backend: Backend | None) -> None:
         self._warm, self._backend = warm, backend
         self._ahead = Upcoming()
-        self._said, self._before = 1, 0
+        self._said, self._resulted, self._before, self._calls = 1, 1, 0, False
 
     @property
     def ledger(self) -> Ledger:
@@ -74,11 +76,13 @@ class Window(ChatCompletionContext):
         """
         view = self._without_orphans(await super().get_messages(), self._messages)  # pyright: ignore[reportAbstractUsage]
         with harmless("a context's next prompt"):
-            after: After = "said"
-            if self._messages and isinstance(self._messages[-1], FunctionExecutionResultMessage):
-                after = "results"
+            results = bool(self._messages) and isinstance(self._messages[-1], FunctionExecutionResultMessage)
+            after: After = "results" if results else "said"
+            came = max(1, len(self._messages) - self._before)
+            if self._calls:
+                self._resulted = came
             else:
-                self._said = max(1, len(self._messages) - self._before)
+                self._said = came
             self._ahead.watch(view, after, warm=self._warm, given=self._backend)
         return view
 
@@ -87,7 +91,7 @@ class Window(ChatCompletionContext):
         await super().add_message(message)
         # One that no call of the agent's was answered with is somebody else's, handed over.
         if isinstance(message, AssistantMessage) and self._ahead.answered():
-            self._before = len(self._messages)
+            self._before, self._calls = len(self._messages), not isinstance(message.content, str)
             with harmless("a context's next prompt"):
                 self._expect(message)
 
@@ -99,7 +103,9 @@ class Window(ChatCompletionContext):
     def _coming(self, answer: AssistantMessage) -> tuple[After, *tuple[list[LLMMessage], ...]]:
         if isinstance(answer.content, str):
             return "said", [UserMessage(content="", source="user") for _ in range(self._said)]
-        return "results", [_results(answer, "")]
+        # An agent that asks its model but once for each task has something said before the next call, too.
+        more = [UserMessage(content="", source="user") for _ in range(self._resulted - 1)]
+        return "said" if more else "results", [_results(answer, ""), *more]
 
     def _next(self, stored: list[LLMMessage], coming: Sequence[LLMMessage]) -> list[LLMMessage]:
         window = self._window([*stored, *coming])
@@ -331,13 +337,44 @@ class TokenLimitedChatCompletionContext(Window, BuiltInTokenLimited):
             initial_messages=list(messages),
         )
 
+    def _window(self, messages: Sequence[LLMMessage]) -> list[LLMMessage]:
+        """As the built-in, which counts all tokens anew for each message of the middle that it leaves out.
+
+        How many those are is searched for: the more are left out, the fewer tokens there are.
+        """
+
+        def without(count: int) -> list[LLMMessage]:
+            left = list(messages)
+            for _ in range(count):
+                left.pop(len(left) // 2)
+            return left
+
+        def is_too_much(left: list[LLMMessage]) -> bool:
+            if self._token_limit is None:
+                return self._model_client.remaining_tokens(left, tools=self._tool_schema) < 0
+            return self._model_client.count_tokens(left, tools=self._tool_schema) > self._token_limit
+
+        fewest, most = 0, len(messages)
+        while fewest < most:
+            middle = (fewest + most) // 2
+            if is_too_much(without(middle)):
+                fewest = middle + 1
+            else:
+                most = middle
+        window = without(fewest)
+        if window and isinstance(window[0], FunctionExecutionResultMessage):
+            del window[0]
+        return self._without_orphans(window, messages)
+
     def _expect(self, answer: AssistantMessage) -> None:
         stored = list(self._messages)
 
-        def windows() -> Expected:
+        def windows(still: Callable[[], bool]) -> Expected:
             after, *coming = self._coming(answer)
             found: list[list[LLMMessage]] = []
             for new in coming:
+                if not still():
+                    break
                 window = self._next(stored, new)
                 if window not in found:
                     found.append(window)
@@ -355,7 +392,8 @@ class TokenLimitedChatCompletionContext(Window, BuiltInTokenLimited):
             return "said", *copies, *super()._coming(answer)[1:]
         outputs = [m for m in self._messages if isinstance(m, FunctionExecutionResultMessage)][-_SIZES:]
         texts = [max((r.content for r in m.content), key=len, default="") for m in reversed(outputs)]
-        return "results", *([_results(answer, text)] for text in texts or [""])
+        after, (_, *more) = super()._coming(answer)
+        return after, *([_results(answer, text), *more] for text in texts or [""])
 
     def _to_config(self) -> Any:
         return TokenLimitedConfig(

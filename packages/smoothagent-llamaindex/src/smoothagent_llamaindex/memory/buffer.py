@@ -66,13 +66,6 @@ class ChatMemoryBuffer(BuiltIn):
         super().put(message)
         self._was_put(message)
 
-    def put_messages(self, messages: list[ChatMessage]) -> None:
-        """As the built-in."""
-        for message in messages:
-            super().put(message)
-        if messages:
-            self._was_put(messages[-1])
-
     async def aput(self, message: ChatMessage) -> None:
         """As the built-in."""
         await super().aput(message)

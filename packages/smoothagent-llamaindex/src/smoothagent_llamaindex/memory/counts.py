@@ -17,9 +17,13 @@ class Counts(Unshared):
 
     def __init__(self) -> None:
         self._known: OrderedDict[bytes, int] = OrderedDict()
+        self._with: object = None
 
     def of(self, text: str, tokenize: Callable[[str], Sequence[Any]]) -> int:
         """Tokens of ``text``."""
+        if tokenize is not self._with:
+            self._known.clear()
+            self._with = tokenize
         # The texts themselves are not kept.
         key = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
         known = self._known.get(key)

@@ -72,6 +72,7 @@ class Memory(BuiltIn):
     _last: tuple[int, int | None] = PrivateAttr(default=(0, None))
     _first: ChatMessage | None = PrivateAttr(default=None)
     _asked: bool = PrivateAttr(default=False)
+    _counted_with: Any = PrivateAttr(default=None)
     _sizes: dict[tuple[int, int], int] = PrivateAttr(default_factory=dict[tuple[int, int], int])
 
     @classmethod
@@ -127,11 +128,13 @@ class Memory(BuiltIn):
         self._upcoming.forget()
 
     async def aflush(self) -> None:
-        """Wait for the summary that is due, at most 30 s, and put it in its place: before the process ends."""
+        """Wait for the summary that is due, at most 30 s, or make it, and put it in its place: before an end."""
         block, rows = self._block, await queue_of(self.sql_store, self.session_id)
         if block is not None and rows and self._tokens(rows) > self._limit:
             await self._running.await_(due=True)
-            await self._take(block, rows, await self._summary(block))
+            existing = await self._summary(block)
+            if await self._take(block, rows, existing) is None:
+                await self._on_the_spot(block, rows, existing)
 
     # ---- what the built-in calls ---------------------------------------------------------------
 
@@ -323,6 +326,9 @@ class Memory(BuiltIn):
         """Tokens of a message, counted once where its row is known."""
         if row.id is None:
             return self._estimate_token_count(row.message)
+        if self._counted_with is not self.tokenizer_fn:
+            self._sizes.clear()
+            self._counted_with = self.tokenizer_fn
         key = row.id, row.timestamp  # ids are used again where a session that was alone is deleted
         known = self._sizes.get(key)
         if known is None:

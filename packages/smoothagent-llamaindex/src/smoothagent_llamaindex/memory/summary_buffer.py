@@ -111,7 +111,13 @@ class ChatSummaryMemoryBuffer(BuiltIn):
         Others, who put the question after they have asked, say what it is, or have never asked with one.
         """
         asked = self._last[1]
-        return not self.strict and asked is not None and not answers(asked) and answers(history[-1])
+        return (
+            not self.strict
+            and self.llm is not None
+            and asked is not None
+            and not answers(asked)
+            and answers(history[-1])
+        )
 
     def _is_as_given(self, history: Sequence[ChatMessage]) -> bool:
         length, newest = self._last
@@ -122,14 +128,6 @@ class ChatSummaryMemoryBuffer(BuiltIn):
         with self._lock:
             super().put(message)
         if answers(message):
-            self._saved()
-
-    def put_messages(self, messages: list[ChatMessage]) -> None:
-        """As the built-in."""
-        with self._lock:
-            for message in messages:
-                super().put(message)
-        if messages and answers(messages[-1]):
             self._saved()
 
     async def aput(self, message: ChatMessage) -> None:
@@ -157,11 +155,12 @@ class ChatSummaryMemoryBuffer(BuiltIn):
         self._upcoming.forget()
 
     def flush(self) -> None:
-        """Wait for the summary that is due, at most 30 s, and put it in its place: before the memory is saved."""
+        """Wait for the summary that is due, at most 30 s, or make it, and put it in its place: before saving."""
         history, limit = list(self.get_all()), self._limit
         if self._is_due(history, limit):
             self._running.wait(due=True)
-            self._taken(history, limit)
+            if self._taken(history, limit) is None and self.llm is not None:
+                self._on_the_spot(history, limit)
 
     # ---- at the limit --------------------------------------------------------------------------
 
