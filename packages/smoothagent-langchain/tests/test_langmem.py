@@ -35,12 +35,17 @@ class State(MessagesState):
     summarized_messages: list[AnyMessage]
 
 
+def _future_of(what: Any) -> Any:
+    job = getattr(what, "_job", None)
+    return getattr(what, "_future", None) if job is None else job.future
+
+
 def settle(node: Any) -> None:
     """Until what the node prepares is there."""
     for talk in getattr(node, "_talks", {}).values():
         for what in (talk.running, talk.upcoming):
             deadline = time.monotonic() + 10
-            while what._future is not None and not what._future.done():
+            while (future := _future_of(what)) is not None and not future.done():
                 assert time.monotonic() < deadline
                 time.sleep(0.002)
             talk.upcoming.lane.wait(talk.upcoming.lane.spawn(asyncio.sleep(0)), 10)
