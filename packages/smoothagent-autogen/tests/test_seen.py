@@ -308,6 +308,28 @@ def test_another_agents_call_that_looks_the_same_is_not_taken() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("kind", ["window", "strategy"])
+def test_a_method_that_is_held_since_before_the_view_is_the_right_one(kind: str) -> None:
+    """``client.create(await context.get_messages())`` takes hold of the method first."""
+
+    class Fresh(Foreign):
+        async def create(self, messages: Sequence[LLMMessage], **kwargs: Any) -> CreateResult:
+            return await super().create(messages, **kwargs)
+
+    async def main() -> None:
+        client = Fresh()
+        context: Any = (
+            ours.BufferedChatCompletionContext(4) if kind == "window" else ours.SummarizingChatCompletionContext(2_000)
+        )
+        await context.add_message(user("the task"))
+        await client.create(await context.get_messages())
+        shape = context._ahead._last if kind == "window" else context._conversation._shape
+        assert shape is not None
+        assert shape.client is client
+
+    asyncio.run(main())
+
+
 def test_a_view_that_is_sent_by_another_task_is_still_known() -> None:
     async def main() -> None:
         client = Foreign()
@@ -448,6 +470,23 @@ def test_a_client_that_raises_at_once_does_so_still() -> None:
         view = await context.get_messages()
         with pytest.raises(RuntimeError, match="no stream"):
             Raises().create_stream(view)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", ["window", "strategy"])
+def test_a_view_reaches_the_agent_where_its_call_cannot_be_watched(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(one: object) -> None:
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(SEEN, "watch", broken)
+
+    async def main() -> None:
+        context: Any = (
+            ours.BufferedChatCompletionContext(4) if kind == "window" else ours.SummarizingChatCompletionContext(2_000)
+        )
+        await context.add_message(user("the task"))
+        assert await context.get_messages() == [user("the task")]
 
     asyncio.run(main())
 

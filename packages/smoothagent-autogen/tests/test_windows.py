@@ -6,6 +6,7 @@ import asyncio
 import copy
 import gc
 import json
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -18,8 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import smoothagent_autogen as ours
-from ag import answer, calls, client_of, conversation, played, results, user, warmed_before
-from agent_server import AgentServer
+from ag import answer, calls, client_of, conversation, played, results, settled, user, warmed_before
+from agent_server import AgentServer, serving
 from examples import examples
 from smoothagent_autogen.contexts.windows import SKIPPED
 
@@ -97,6 +98,8 @@ def test_the_messages_are_the_built_ins_without_orphans(
             halves = {id(m) for p in pairs if {id(p[0]), id(p[1])} <= there for m in p if not _both(p, inside)}
             expected = window if kind == "unbounded" else [m for m in window if id(m) not in halves]
             got = await mine.get_messages()
+            # What is warmed is worked out in another way where the built-in's takes long.
+            assert list(map(id, mine._window(messages[: number + 1]))) == list(map(id, got))  # type: ignore[attr-defined]
             assert len(got) == len(expected)
             for one, other in zip(got, expected, strict=True):
                 # The same objects; only what stands for skipped ones is another.
@@ -238,6 +241,45 @@ def test_a_context_that_is_dropped_is_gone() -> None:
     del context
     gc.collect()
     assert gone() is None
+
+
+def test_what_is_found_out_too_late_is_not_warmed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next call has come: beside it an older window would be in its way, and take its place after it."""
+    from autogen_ext.models.openai import OpenAIChatCompletionClient
+
+    over, begun, finding = threading.Event(), threading.Semaphore(0), set[threading.Thread]()
+    last = False
+
+    def count(self: Any, messages: list[LLMMessage], *, tools: Any = ()) -> int:
+        if threading.current_thread() is not threading.main_thread() and not last:
+            finding.add(threading.current_thread())
+            begun.release()
+            over.wait(30)
+        return Counting().count_tokens(messages)
+
+    monkeypatch.setattr(OpenAIChatCompletionClient, "count_tokens", count)
+
+    async def main() -> None:
+        nonlocal last
+        with serving(AgentServer()) as server:
+            client = client_of(server)
+            context = ours.TokenLimitedChatCompletionContext(client, token_limit=2_500)
+            for number in range(6):
+                await context.add_message(user(f"{number} " + "u" * 300))
+                await client.create(await context.get_messages())
+                last = number == 5
+                await context.add_message(answer("a" * 300))
+                assert last or await asyncio.to_thread(begun.acquire, timeout=30)
+            await settled(context)
+            in_time = list(server.prefills)
+            assert any("5 u" in str(m["content"]) for m in in_time[-1]["messages"])
+            over.set()
+            for thread in finding:
+                await asyncio.to_thread(thread.join, 30)
+            await settled(context)
+            assert server.prefills == in_time
+
+    asyncio.run(main())
 
 
 def test_few_counts_are_enough_to_find_the_next_window() -> None:

@@ -105,6 +105,22 @@ def test_where_nothing_has_been_computed_nothing_is_swapped_in() -> None:
     run_virtual(main())
 
 
+def test_a_call_that_comes_at_once_was_not_mispredicted() -> None:
+    """Nothing was computed yet, so nothing was in vain; and what comes of it later is not taken for the next call's."""
+
+    async def main() -> None:
+        backend = ScriptedBackend()
+        ahead = upcoming(backend)
+        ahead.warm(PROMPT, said("a", "b"))
+        await call(ahead, said("x"))
+        await asyncio.sleep(5)
+        await call(ahead, said("a", "b", "c"))
+        assert backend.prefills == backend.commits == 0
+        assert ahead.ledger.snapshot().mispredictions == 0
+
+    run_virtual(main())
+
+
 def test_a_delivery_that_hangs_is_not_waited_for() -> None:
     async def main() -> None:
         backend = ScriptedBackend(elsewhere=True, pause=lambda kind, n: HANG if kind == "deliver" else None)

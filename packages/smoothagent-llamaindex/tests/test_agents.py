@@ -676,3 +676,12 @@ def test_an_answer_that_ran_into_its_limit_is_known_as_such() -> None:
     assert ended({"stop_reason": "end_turn"}) == "stop"
     assert ended({"done_reason": "length"}) == "length"
     assert ended(None) is None
+
+
+def test_a_mistake_in_a_strategy_is_told_where_it_is_made() -> None:
+    llm = llm_of(AgentServer(url="http://127.0.0.1:9/v1"))
+    strategy: Any = KeepRecent(2, at_turns=4)
+    with pytest.raises(ConfigurationError, match="factory"):
+        FunctionAgent(tools=[], llm=llm, strategy=strategy)
+    with pytest.raises(ConfigurationError, match="read_offloaded"):
+        FunctionAgent(tools=[], llm=llm, strategy=lambda: Offload(1_000))

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import copy
 import re
-from collections.abc import Generator, Mapping, Sequence
-from contextvars import ContextVar
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autogen_core.models import AssistantMessage, ChatCompletionClient, LLMMessage, SystemMessage, UserMessage
@@ -16,26 +14,10 @@ from smoothagent import BackendError, Generated, Prompt, Usage
 from smoothagent.serving.backend import Wire
 from smoothagent.serving.chat import without_thoughts
 from smoothagent.serving.through_object import ObjectBackend
-
-_unseen: ContextVar[bool] = ContextVar("smoothagent_autogen_unseen", default=False)
+from smoothagent.unseen import unseen
 
 IN_PROCESS = frozenset({"LlamaCppChatCompletionClient", "SKChatCompletionAdapter"})
 """Clients whose model may be an object of this process, which answers one call at a time."""
-
-
-@contextlib.contextmanager
-def unseen() -> Generator[None]:
-    """What is called inside is no call of the agent's."""
-    token = _unseen.set(True)
-    try:
-        yield
-    finally:
-        _unseen.reset(token)
-
-
-def is_unseen() -> bool:
-    """Whether a client that is called here is not to be taken for the agent's."""
-    return _unseen.get()
 
 
 class AsideBackend(ObjectBackend[LLMMessage]):

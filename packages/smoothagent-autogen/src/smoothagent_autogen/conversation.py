@@ -20,6 +20,7 @@ from smoothagent import (
     LookaheadStrategy,
     MainRequest,
 )
+from smoothagent.harmless import harmless
 from smoothagent.record import CommitRecord
 from smoothagent.request import Aside
 from smoothagent.serving.late import LateBackend
@@ -69,6 +70,7 @@ class Conversation:
         self.ledger = Ledger()
         self.runtime = self._new()
         self._start_over()
+        SEEN.get_ready()
 
     # ---- the context's -------------------------------------------------------------------------
 
@@ -90,7 +92,8 @@ class Conversation:
             sent = await self._committed(flat, self._shape, messages[:lead])
         view = [*messages[:lead], *self._flat.joined(sent)]
         self._view, self._at, self._after_results = view, time.monotonic(), after_results
-        SEEN.watch(self)
+        with harmless("a context's view"):
+            SEEN.watch(self)
         return view
 
     async def _committed(self, flat: list[LLMMessage], shape: Shape, lead: Sequence[LLMMessage]) -> list[LLMMessage]:
@@ -144,7 +147,7 @@ class Conversation:
     def __deepcopy__(self, memo: dict[int, Any]) -> Conversation:
         """Another one, that begins where this is."""
         copied = Conversation(
-            *(self._strategy,),
+            self._strategy,
             warm=self._warm,
             backend=self._given,
             lookahead=self._lookahead,

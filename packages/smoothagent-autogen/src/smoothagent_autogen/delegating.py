@@ -185,6 +185,10 @@ class _Delegating(BaseTool[Any, Any]):
             made["parameters"] = work.parameters
         return made
 
+    def has(self, parameters: object) -> bool:
+        """Whether it is its schema that they are of."""
+        return parameters is self._work.parameters
+
     @abstractmethod
     def sub_agent(self) -> ChatAgent | Team:
         """Whom it starts."""
@@ -384,8 +388,10 @@ class _Delegates:
         if isinstance(tool, _Delegating):
             return tool.name, tool
         schema = tool.schema if isinstance(tool, Tool) else tool
-        found = self._tools.get(id(schema.get("parameters")))
-        return schema["name"], None if found is None else found()
+        parameters = schema.get("parameters")
+        found = self._tools.get(id(parameters))
+        ours = None if found is None else found()
+        return schema["name"], ours if ours is not None and ours.has(parameters) else None
 
     def wait_for(self, opened: Opened) -> None:
         """Its sub-agent may start."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from smoothagent_bench import tool
 from smoothagent_bench.job import Assignment
 from smoothagent_bench.measured import Measured
 from smoothagent_bench.record import Row
+from smoothagent_bench.rows import rows_of
 from smoothagent_bench.sides import LOOKAHEAD, WARM, Meter
 from smoothagent_bench.strategies import build, reached_hard
 
@@ -61,16 +61,9 @@ class AutoGenHarness:
         if kind not in KINDS:
             raise ConfigurationError(f"the harness autogen cannot run {kind!r}: choose from {', '.join(KINDS)}")
         player = Player(assignment)
-        running = asyncio.create_task(player.work())
-        running.add_done_callback(lambda _: player.queue.put_nowait(None))
-        try:
-            while (row := await player.queue.get()) is not None:
-                yield row
-            await running
-        finally:
-            running.cancel()
-            with suppress(asyncio.CancelledError):
-                await running
+        work = player.work()
+        async for row in rows_of(work, player.queue):
+            yield row
 
 
 class Scripted(OpenAIChatCompletionClient):

@@ -18,8 +18,10 @@ from autogen_core.models import ChatCompletionClient, CreateResult, LLMMessage
 
 from smoothagent import Delegation, MainRequest
 from smoothagent.forks import after_fork
+from smoothagent.harmless import harmless
+from smoothagent.unseen import is_unseen
 from smoothagent.wrap import wrap
-from smoothagent_autogen.aside import inner_of, is_unseen
+from smoothagent_autogen.aside import inner_of
 from smoothagent_autogen.models import OPENAI, speaks_chat
 
 log = logging.getLogger("smoothagent")
@@ -100,6 +102,11 @@ class Seen:
     def _start_afresh(self) -> None:
         # Reentrant: a garbage collection that ends a stream, and so tells us, may find it taken.
         self._lock = threading.RLock()
+
+    def get_ready(self) -> None:
+        """A history will be on its way to some client: whoever takes hold of a method before that has the right one."""
+        with self._lock, harmless("a context's view"):
+            _tell_of_calls()
 
     def watch(self, one: Watching) -> None:
         """Its history is on its way; it is the running task's that will call."""
@@ -213,11 +220,8 @@ class Call:
 
     def client(self, openai: Any) -> Any:
         """The official client, which marks the request that it makes."""
-        return openai if self._heard is None else wrap(openai, lambda _: self._request_on_the_wire())
-
-    def _request_on_the_wire(self) -> MainRequest:
-        assert self._heard is not None
-        return self._heard
+        heard = self._heard
+        return openai if heard is None else wrap(openai, lambda _: heard)
 
     @contextlib.asynccontextmanager
     async def around(self) -> AsyncGenerator[None]:

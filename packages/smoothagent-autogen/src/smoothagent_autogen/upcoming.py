@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -42,6 +43,7 @@ class Upcoming(upcoming.Upcoming[LLMMessage]):
     """
 
     def __init__(self, lane: Lane | None = None) -> None:
+        self._turning = threading.RLock()
         super().__init__(lane)
         self.last_usage: Usage | None = None
         self._view: list[LLMMessage] = []
@@ -59,6 +61,11 @@ class Upcoming(upcoming.Upcoming[LLMMessage]):
         self._turn = 0
         self._finding: concurrent.futures.Future[Any] | None = None
 
+    def _start_afresh(self) -> None:
+        super()._start_afresh()
+        # Held where a call begins, and where what a thread has found out is warmed: one of them comes first.
+        self._turning = threading.RLock()
+
     @property
     def idle(self) -> bool:
         """Whether nothing is warmed: no call was seen yet, or its server is not prefilled."""
@@ -67,7 +74,7 @@ class Upcoming(upcoming.Upcoming[LLMMessage]):
     def watch(self, view: Sequence[LLMMessage], after: After, *, warm: bool | None, given: Backend | None) -> None:
         """An agent is about to send ``view``; ``given`` is its server, where the user has made a backend of it."""
         self._view, self._after, self._at = list(view), after, time.monotonic()
-        self._turn += 1
+        self._next_turn()
         self._warms, self._given = warm, given
         self._unseen += 1
         if self._unseen > 2 and self._last is None:
@@ -93,8 +100,7 @@ class Upcoming(upcoming.Upcoming[LLMMessage]):
 
     def find_out(self, windows: Callable[[Callable[[], bool]], Expected]) -> None:
         """`expect` what is found out in a thread, since it takes long: too late, where the next call has come."""
-        self._turn += 1
-        turn = self._turn
+        turn = self._next_turn()
 
         def still() -> bool:
             return turn == self._turn
@@ -102,10 +108,16 @@ class Upcoming(upcoming.Upcoming[LLMMessage]):
         def find() -> None:
             with harmless("a context's next prompt"):
                 after, found = windows(still)
-                if still():
-                    self.expect(after, *found)
+                with self._turning:
+                    if still():
+                        self.expect(after, *found)
 
         self._finding = self.lane.spawn(in_daemon_thread(find, "a context's next prompt is not warmed"))
+
+    def _next_turn(self) -> int:
+        with self._turning:
+            self._turn += 1
+            return self._turn
 
     def answered(self) -> bool:
         """Whether the agent has called its model since this was asked last: an answer that comes now is that call's."""
@@ -120,7 +132,7 @@ class Upcoming(upcoming.Upcoming[LLMMessage]):
         """The conversation is over."""
         SEEN.forget(self)
         self._view = []
-        self._turn += 1
+        self._next_turn()
         super().forget()
 
     def used(self, usage: Usage) -> None:
@@ -142,7 +154,7 @@ class Upcoming(upcoming.Upcoming[LLMMessage]):
         """The agent calls its model."""
         shape = self._last = shape_of(asked, self._view)
         self._called = True
-        self._turn += 1
+        self._next_turn()
         if self._after == "said":
             self._after_said = shape
         else:

@@ -116,6 +116,9 @@ class Upcoming(Unshared, Generic[M]):
         if not self.ledger.allows():
             self.say_once("ledger", "nothing is warmed any more: the ledger's budget is spent")
             return
+        if openings:
+            # Here and not on the lane, where it might come after the call that it is for.
+            self._warming = _Warming(prompt, list(openings[0]), self._backend.spent(self.session))
         self._future = self._lane.spawn(self._warm(self._backend, self._codec, prompt, openings))
 
     def stop(self) -> None:
@@ -138,14 +141,12 @@ class Upcoming(Unshared, Generic[M]):
         self.stop()
         warming, self._warming = self._warming, None
         backend, codec = self._backend, self._codec
-        if warming is None or backend is None or codec is None:
-            return False
+        if warming is None or backend is None or codec is None or backend.spent(self.session) == warming.spent:
+            return False  # nothing has come of it
         same = warming.prompt is prompt or warming.prompt.digest() == prompt.digest()
         pairs = zip(warming.opening, messages, strict=False)
         if not same or len(warming.opening) > len(messages) or not all(_alike(codec, a, b) for a, b in pairs):
             self.ledger.add(mispredictions=1)
-            return False
-        if backend.spent(self.session) == warming.spent:
             return False
         if backend.committed(self.session):
             self._delivery = self._lane.spawn(deliver(backend, self.session))
@@ -229,7 +230,6 @@ class Upcoming(Unshared, Generic[M]):
                 self.say_once("prefill", "nothing is warmed: the model's server is not known to keep prefixes")
                 return
             for opening in openings[: 1 if caps.server == "llama.cpp" else _CANDIDATES]:
-                self._warming = self._warming or _Warming(prompt, list(opening), backend.spent(self.session))
                 usage = await backend.prefill(self.session, [codec.wire(message) for message in opening], prompt)
                 reused = max(0, usage.cached_tokens or 0)
                 self.ledger.add(prefilled_tokens=max(0, usage.prompt_tokens - reused), reused_tokens=reused)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
-from collections.abc import Callable, Generator, Sequence
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from langchain_core.language_models import BaseChatModel
@@ -15,25 +13,9 @@ from langsmith.run_helpers import tracing_context  # pyright: ignore[reportUnkno
 from smoothagent import Prompt, Usage
 from smoothagent.blocking import in_daemon_thread
 from smoothagent.serving.through_object import ObjectBackend
+from smoothagent.unseen import unseen
 
 T = TypeVar("T")
-
-_unseen: ContextVar[bool] = ContextVar("smoothagent_unseen", default=False)
-
-
-@contextlib.contextmanager
-def unseen() -> Generator[None]:
-    """What is called inside is no call of the agent's: a summary, in the background or not."""
-    token = _unseen.set(True)
-    try:
-        yield
-    finally:
-        _unseen.reset(token)
-
-
-def is_unseen() -> bool:
-    """Whether a model that is called here is not to be taken for the agent's."""
-    return _unseen.get()
 
 
 class AsideBackend(ObjectBackend[BaseMessage]):

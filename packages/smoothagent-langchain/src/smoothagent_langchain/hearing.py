@@ -19,7 +19,7 @@ from smoothagent.delegation import Delegation
 from smoothagent.harmless import harmless
 from smoothagent.jsonstream import FieldStream
 from smoothagent.prompt import name_in, prompt_of
-from smoothagent_langchain.aside import is_unseen
+from smoothagent.unseen import is_unseen
 from smoothagent_langchain.watch import is_of
 
 log = logging.getLogger("smoothagent")

@@ -32,7 +32,8 @@ from pydantic import BaseModel
 
 from smoothagent.forks import after_fork
 from smoothagent.turns import last_safe_cut, safe_cuts
-from smoothagent_langchain.aside import hidden, quiet, unseen
+from smoothagent.unseen import unseen
+from smoothagent_langchain.aside import hidden, quiet
 from smoothagent_langchain.chains import Upcoming
 from smoothagent_langchain.codec import LangChainCodec
 from smoothagent_langchain.running import RunningSummary as Running

@@ -17,7 +17,7 @@ from langchain_core.tracers.context import register_configure_hook
 
 from smoothagent.forks import after_fork
 from smoothagent.harmless import harmless
-from smoothagent_langchain.aside import is_unseen
+from smoothagent.unseen import is_unseen
 from smoothagent_langchain.shape import Shape
 
 _RUNS = 256

@@ -141,12 +141,12 @@ def _look_ahead(
 ) -> None:
     if strategy is None and not delegates:
         return
-    if strategy is not None and isinstance(agent, BuiltInFunction) and agent.tool_retriever is None:
-        # A mistake is told where it is made, not at the first conversation.
-        tools = [tool.metadata for tool in agent.tools or () if isinstance(tool, BaseTool)]
-        strategy().check(Prompt(tools=[tool.to_openai_tool(skip_length_check=True) for tool in tools]))
     agent.llm = with_lookahead(agent.llm, strategy, delegates=delegates, warm=warm, backend=backend)
     lookahead_of(agent.llm).named_only = True
+    if strategy is not None and isinstance(agent, BuiltInFunction) and agent.tool_retriever is None:
+        # A mistake is told where it is made, not at the first conversation. Names are what is asked for.
+        names = [tool.metadata.name for tool in agent.tools or () if isinstance(tool, BaseTool)]
+        strategy().check(Prompt(tools=[{"type": "function", "function": {"name": name}} for name in names]))
 
 
 async def _name_of(agent: BaseWorkflowAgent, ctx: Any, memory: BaseMemory | None) -> str | None:

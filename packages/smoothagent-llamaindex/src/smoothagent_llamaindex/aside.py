@@ -6,11 +6,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
 import logging
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse
@@ -23,6 +21,7 @@ from smoothagent.blocking import in_daemon_thread
 from smoothagent.request import read_usage
 from smoothagent.serving.backend import Wire
 from smoothagent.serving.through_object import ObjectBackend
+from smoothagent.unseen import unseen
 from smoothagent_llamaindex.codec import LlamaIndexCodec
 
 T = TypeVar("T")
@@ -33,23 +32,6 @@ TAGS = {"smoothagent": "background"}
 
 IN_PROCESS = frozenset({"LlamaCPP_llm", "HuggingFace_LLM"})
 """LLMs whose model is an object of this process: what a thread asks of it runs into the agent's own call."""
-
-_unseen: ContextVar[bool] = ContextVar("smoothagent_unseen", default=False)
-
-
-@contextlib.contextmanager
-def unseen() -> Generator[None]:
-    """What is called inside is no call of the agent's: a summary, in the background or not."""
-    token = _unseen.set(True)
-    try:
-        yield
-    finally:
-        _unseen.reset(token)
-
-
-def is_unseen() -> bool:
-    """Whether an LLM that is called here is not to be taken for the agent's."""
-    return _unseen.get()
 
 
 class AsideBackend(ObjectBackend[ChatMessage]):

@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +33,7 @@ from smoothagent_bench import tool
 from smoothagent_bench.job import Assignment
 from smoothagent_bench.measured import Measured
 from smoothagent_bench.record import Row
+from smoothagent_bench.rows import rows_of
 from smoothagent_bench.sides import LOOKAHEAD, WARM, Meter
 from smoothagent_bench.strategies import build, reached_hard
 from smoothagent_llamaindex.agents import FunctionAgent
@@ -70,16 +70,9 @@ class LlamaIndexHarness:
         if kind not in KINDS:
             raise ConfigurationError(f"the harness llamaindex cannot run {kind!r}: choose from {', '.join(KINDS)}")
         player = Player(assignment)
-        running = asyncio.create_task(player.converse() if kind in MEMORIES else player.work())
-        running.add_done_callback(lambda _: player.queue.put_nowait(None))
-        try:
-            while (row := await player.queue.get()) is not None:
-                yield row
-            await running
-        finally:
-            running.cancel()
-            with suppress(asyncio.CancelledError):
-                await running
+        work = player.converse() if kind in MEMORIES else player.work()
+        async for row in rows_of(work, player.queue):
+            yield row
 
 
 class Scripted(OpenAILike):

@@ -17,8 +17,9 @@ from llama_index.core.llms import LLM
 from pydantic import PrivateAttr
 
 from smoothagent import Backend, ConfigurationError, LookaheadStrategy, MainRequest
+from smoothagent.unseen import is_unseen
 from smoothagent.wrap import merged
-from smoothagent_llamaindex.aside import AsideBackend, is_unseen, usage_of
+from smoothagent_llamaindex.aside import AsideBackend, usage_of
 from smoothagent_llamaindex.conversations import Conversations, Taken, is_named, opening_of
 from smoothagent_llamaindex.isolation import Delegate, Delegates, Started
 from smoothagent_llamaindex.models import prompt_for

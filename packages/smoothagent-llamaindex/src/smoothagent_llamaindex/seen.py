@@ -23,7 +23,7 @@ from llama_index_instrumentation import get_dispatcher
 from smoothagent import Prompt
 from smoothagent.forks import after_fork
 from smoothagent.harmless import harmless
-from smoothagent_llamaindex.aside import is_unseen
+from smoothagent.unseen import is_unseen
 
 _CALLS = 256
 """Calls that have not ended, as far as is known."""

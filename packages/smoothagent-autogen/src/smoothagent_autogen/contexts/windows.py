@@ -26,6 +26,7 @@ from pydantic import BaseModel
 from smoothagent import Backend, Ledger
 from smoothagent.harmless import harmless
 from smoothagent_autogen.paired import paired
+from smoothagent_autogen.seen import SEEN
 from smoothagent_autogen.upcoming import After, Expected, Upcoming
 
 T = TypeVar("T")
@@ -51,6 +52,7 @@ class Window(ChatCompletionContext):
     def _set_up(self, warm: bool | None, backend: Backend | None) -> None:
         self._warm, self._backend = warm, backend
         self._ahead = Upcoming()
+        SEEN.get_ready()
         self._said, self._resulted, self._before, self._calls = 1, 1, 0, False
 
     @property
@@ -59,12 +61,12 @@ class Window(ChatCompletionContext):
         return self._ahead.ledger
 
     @abstractmethod
-    def _of(self, messages: Sequence[LLMMessage]) -> ChatCompletionContext:
-        """The built-in context with these messages."""
-
     def _window(self, messages: Sequence[LLMMessage]) -> list[LLMMessage]:
-        """What the built-in gives of ``messages``, without orphans. Counting tokens may take a while."""
-        return self._without_orphans(now(self._of(messages).get_messages()), messages)
+        """What `get_messages` would give of ``messages``. Counting tokens may take a while."""
+
+    def _given_by(self, context: ChatCompletionContext, messages: Sequence[LLMMessage]) -> list[LLMMessage]:
+        """What the built-in ``context`` gives of ``messages``, without orphans."""
+        return self._without_orphans(now(context.get_messages()), messages)
 
     def _without_orphans(self, window: Sequence[LLMMessage], messages: Sequence[LLMMessage]) -> list[LLMMessage]:
         return paired(window, whole=messages)
@@ -117,13 +119,13 @@ class Window(ChatCompletionContext):
         """As the built-in."""
         await super().clear()
         self._ahead.forget()
-        self._before = 0
+        self._before, self._calls = 0, False
 
     async def load_state(self, state: Mapping[str, Any]) -> None:
         """As the built-in."""
         await super().load_state(state)
         self._ahead.forget()
-        self._before = len(self._messages)
+        self._before, self._calls = len(self._messages), False
 
 
 class _Config(BaseModel):
@@ -182,8 +184,8 @@ class UnboundedChatCompletionContext(Window, BuiltInUnbounded):
         super().__init__(initial_messages)
         self._set_up(warm, backend)
 
-    def _of(self, messages: Sequence[LLMMessage]) -> ChatCompletionContext:
-        return BuiltInUnbounded(list(messages))
+    def _window(self, messages: Sequence[LLMMessage]) -> list[LLMMessage]:
+        return list(messages)
 
     def _without_orphans(self, window: Sequence[LLMMessage], messages: Sequence[LLMMessage]) -> list[LLMMessage]:
         del messages  # nothing is left out of them
@@ -200,8 +202,8 @@ class UnboundedChatCompletionContext(Window, BuiltInUnbounded):
 class BufferedChatCompletionContext(Window, BuiltInBuffered):
     """AutoGen's context with the newest messages, whose next window is warm when it is asked for.
 
-    The window slides with every message. Where the model calls tools exactly one message follows, so its next start
-    is known while they run; after an answer as many are expected as came last time.
+    The window slides with every message. Between an answer of the model's and its next call as many are expected to
+    come as did last time: one, with the results of tools, at first.
 
     Args:
         buffer_size: as the built-in.
@@ -228,8 +230,8 @@ class BufferedChatCompletionContext(Window, BuiltInBuffered):
         super().__init__(buffer_size, initial_messages)
         self._set_up(warm, backend)
 
-    def _of(self, messages: Sequence[LLMMessage]) -> ChatCompletionContext:
-        return BuiltInBuffered(self._buffer_size, list(messages))
+    def _window(self, messages: Sequence[LLMMessage]) -> list[LLMMessage]:
+        return self._given_by(BuiltInBuffered(self._buffer_size, list(messages)), messages)
 
     def _to_config(self) -> Any:
         return BufferedConfig(buffer_size=self._buffer_size, initial_messages=self._initial_messages, warm=self._warm)
@@ -272,8 +274,8 @@ class HeadAndTailChatCompletionContext(Window, BuiltInHeadAndTail):
         super().__init__(head_size, tail_size, initial_messages)
         self._set_up(warm, backend)
 
-    def _of(self, messages: Sequence[LLMMessage]) -> ChatCompletionContext:
-        return BuiltInHeadAndTail(self._head_size, self._tail_size, list(messages))
+    def _window(self, messages: Sequence[LLMMessage]) -> list[LLMMessage]:
+        return self._given_by(BuiltInHeadAndTail(self._head_size, self._tail_size, list(messages)), messages)
 
     def _without_orphans(self, window: Sequence[LLMMessage], messages: Sequence[LLMMessage]) -> list[LLMMessage]:
         added = {id(message) for message in messages}
@@ -329,39 +331,31 @@ class TokenLimitedChatCompletionContext(Window, BuiltInTokenLimited):
         )
         self._set_up(warm, backend)
 
-    def _of(self, messages: Sequence[LLMMessage]) -> ChatCompletionContext:
-        return BuiltInTokenLimited(
-            self._model_client,
-            token_limit=self._token_limit,
-            tool_schema=self._tool_schema,
-            initial_messages=list(messages),
-        )
-
     def _window(self, messages: Sequence[LLMMessage]) -> list[LLMMessage]:
-        """As the built-in, which counts all tokens anew for each message of the middle that it leaves out.
+        """As the built-in, which leaves out the message in the middle and counts all tokens anew until they fit.
 
-        How many those are is searched for: the more are left out, the fewer tokens there are.
+        How many stay is searched for: the more do, the more tokens there are.
         """
 
-        def without(count: int) -> list[LLMMessage]:
-            left = list(messages)
-            for _ in range(count):
-                left.pop(len(left) // 2)
-            return left
+        def ends(size: int) -> list[LLMMessage]:
+            first = (size + 1) // 2
+            return (
+                list(messages) if size == len(messages) else [*messages[:first], *messages[first - size :][: size // 2]]
+            )
 
-        def is_too_much(left: list[LLMMessage]) -> bool:
+        def fits(window: list[LLMMessage]) -> bool:
             if self._token_limit is None:
-                return self._model_client.remaining_tokens(left, tools=self._tool_schema) < 0
-            return self._model_client.count_tokens(left, tools=self._tool_schema) > self._token_limit
+                return self._model_client.remaining_tokens(window, tools=self._tool_schema) >= 0
+            return self._model_client.count_tokens(window, tools=self._tool_schema) <= self._token_limit
 
-        fewest, most = 0, len(messages)
-        while fewest < most:
-            middle = (fewest + most) // 2
-            if is_too_much(without(middle)):
-                fewest = middle + 1
+        size, most = 0, len(messages)
+        while size < most:
+            more = (size + most + 1) // 2
+            if fits(ends(more)):
+                size = more
             else:
-                most = middle
-        window = without(fewest)
+                most = more - 1
+        window = ends(size)
         if window and isinstance(window[0], FunctionExecutionResultMessage):
             del window[0]
         return self._without_orphans(window, messages)
@@ -380,7 +374,7 @@ class TokenLimitedChatCompletionContext(Window, BuiltInTokenLimited):
                     found.append(window)
             return after, found
 
-        # Beside the tools, since the client counts all tokens anew for each message that it leaves out.
+        # Beside the tools, since the client counts the tokens of whole windows.
         if not self._ahead.idle:
             self._ahead.find_out(windows)
 

@@ -11,7 +11,7 @@ from langchain_core.chat_history import InMemoryChatMessageHistory
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from pydantic import PrivateAttr
 
-from smoothagent_langchain.aside import unseen
+from smoothagent.unseen import unseen
 from smoothagent_langchain.classic.summarized import SummarizedMemory, kept
 from smoothagent_langchain.shape import History
 

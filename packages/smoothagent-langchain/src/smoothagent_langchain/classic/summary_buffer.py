@@ -11,7 +11,7 @@ from langchain_classic.memory.chat_memory import BaseChatMemory
 from langchain_core.messages import BaseMessage
 from pydantic import Field, PrivateAttr
 
-from smoothagent_langchain.aside import unseen
+from smoothagent.unseen import unseen
 from smoothagent_langchain.classic.pruned import PrunedMemory
 from smoothagent_langchain.classic.summarized import SummarizedMemory, kept
 from smoothagent_langchain.codec import alike

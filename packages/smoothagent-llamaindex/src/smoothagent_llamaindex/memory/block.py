@@ -17,7 +17,7 @@ from llama_index.core.settings import Settings
 from pydantic import Field
 
 from smoothagent import SummaryRejectedError
-from smoothagent_llamaindex.aside import unseen
+from smoothagent.unseen import unseen
 from smoothagent_llamaindex.codec import LlamaIndexCodec
 
 log = logging.getLogger("smoothagent")

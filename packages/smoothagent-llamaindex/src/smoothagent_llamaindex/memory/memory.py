@@ -196,7 +196,8 @@ class Memory(BuiltIn):
                 return
         if not over and not is_in_process(block.llm):
             if not (running.busy and running.fits(existing, messages)):
-                self._begin(block, existing, messages, self._surplus(rows, limit))
+                with harmless("a memory's next summary"):
+                    self._begin(block, existing, messages, self._surplus(rows, limit))
             return  # it comes with a later turn
         await self._on_the_spot(block, rows, existing)
 

@@ -18,7 +18,8 @@ from pydantic import Field, PrivateAttr
 
 from smoothagent import Backend
 from smoothagent.harmless import harmless
-from smoothagent_llamaindex.aside import is_in_process, unseen
+from smoothagent.unseen import unseen
+from smoothagent_llamaindex.aside import is_in_process
 from smoothagent_llamaindex.codec import alike, is_summary, summary_message
 from smoothagent_llamaindex.memory.buffer import answers
 from smoothagent_llamaindex.memory.counts import Counts
@@ -182,7 +183,8 @@ class ChatSummaryMemoryBuffer(BuiltIn):
                 return taken
         if not over and not is_in_process(self.llm):
             if not (fits and running.busy):
-                self._begin(history, self._cut(history, limit))
+                with harmless("a memory's next summary"):
+                    self._begin(history, self._cut(history, limit))
             return history  # it comes with a later turn
         return self._on_the_spot(history, limit)
 
