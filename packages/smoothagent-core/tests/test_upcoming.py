@@ -105,6 +105,35 @@ def test_where_nothing_has_been_computed_nothing_is_swapped_in() -> None:
     run_virtual(main())
 
 
+def test_what_has_come_of_a_beginning_counts_when_it_goes_on() -> None:
+    """An extension that has not begun when the call comes leaves what was warmed before."""
+
+    class FirstOnly(ScriptedBackend):
+        async def prefill(self, conversation: str, messages: Any, *args: Any, **more: Any) -> Usage:
+            if len(messages) > 2:
+                await asyncio.sleep(100)
+            return await super().prefill(conversation, messages, *args, **more)
+
+    async def main() -> None:
+        backend = FirstOnly()
+        ahead = upcoming(backend)
+        ahead.warm(PROMPT, said("a", "b"))
+        assert not ahead.is_warm(PROMPT, said("a", "b", "c"))
+        await asyncio.sleep(2)
+        assert ahead.is_warm(PROMPT, said("a", "b", "c"))
+        assert not ahead.is_warm(PROMPT, said("a", "x", "c"))
+        assert not ahead.is_warm(Prompt(model="m", system="another"), said("a", "b", "c"))
+        ahead.warm(PROMPT, said("a", "b", "c", "d"))
+        await asyncio.sleep(2)
+        assert ahead.expects(PROMPT, said("a", "b", "c", "d", "e"))
+        assert not ahead.is_warm(PROMPT, said("a", "b", "c", "d", "e"))
+        await call(ahead, said("a", "b", "c", "d", "e"))
+        assert backend.commits == 1
+        assert not ahead.expects(PROMPT, said("a", "b", "c", "d", "e")), "it is the call's now"
+
+    run_virtual(main())
+
+
 def test_a_call_that_comes_at_once_was_not_mispredicted() -> None:
     """Nothing was computed yet, so nothing was in vain; and what comes of it later is not taken for the next call's."""
 

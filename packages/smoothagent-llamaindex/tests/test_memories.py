@@ -32,7 +32,7 @@ from llama_index.core.storage.chat_store import SimpleChatStore
 from llama_index.core.storage.chat_store.base_db import MessageStatus
 from llama_index.core.storage.chat_store.sql import SQLAlchemyChatStore
 
-from agent_server import AgentServer, serving
+from agent_server import AgentServer, kind_of, serving
 from examples import examples
 from li import llm_of, said
 from smoothagent import OpenAIBackend, running
@@ -238,6 +238,65 @@ def test_a_summary_is_ready_when_it_is_due_and_the_next_prompt_is_warm() -> None
         assert prefills[-1]["messages"] == body["messages"][: len(prefills[-1]["messages"])]
         assert len(body["messages"]) - len(prefills[-1]["messages"]) <= 1, "all but the user's new message"
         assert server.bodies[at - 1] not in server.summaries, "nobody waited for a summary"
+
+
+class HeldPrefills(AgentServer):
+    """Prompts with a summary are not warm until it is told so."""
+
+    def hold(self, body: dict[str, Any]) -> None:
+        written = body.get("continue_final_message")  # of the summary itself, which is written piece by piece
+        if kind_of(body) == "prefill" and not written and "SUMMARY" in str(body["messages"]):
+            self.released.wait(60)
+
+
+@pytest.mark.parametrize("kind", ["buffer", "queue"])
+@pytest.mark.parametrize("released", [False, True])
+def test_a_summary_is_taken_once_its_prompt_is_warm_or_at_a_quarter_above(
+    tmp_path: Path, kind: str, released: bool
+) -> None:
+    limit, words = 200, 7  # each turn's question and answer: 9 tokens
+
+    async def main() -> tuple[AgentServer, list[int]]:
+        with serving(HeldPrefills(turns=0)) as server:
+            llm = llm_of(server, is_function_calling_model=True, max_tokens=300)
+            memory: Any = (
+                ChatSummaryMemoryBuffer.from_defaults(llm=llm, token_limit=limit, tokenizer_fn=tokenize)
+                if kind == "buffer"
+                else memory_of(
+                    llm, tmp_path / "db", token_limit=2 * limit, chat_history_token_ratio=0.5, token_flush_size=60
+                )
+            )
+            agent: Any = BuiltInAgent(tools=[], llm=llm, system_prompt="S")
+            sizes = list[int]()
+            for i in range(60):
+                await agent.run(user_msg=f"{i} {WORD * words}", memory=memory)
+                sizes.append(sum(len(str(m["content"]).split()) for m in server.main[-1]["messages"][1:]))
+                if released and sizes[-1] > limit * 1.1:
+                    server.released.set()
+                if "SUMMARY" in str(server.main[-1]["messages"]):
+                    break
+                if memory._running._job is not None:
+                    await asyncio.wait([asyncio.wrap_future(memory._running._job.future)])
+                if server.released.is_set():
+                    await asyncio.to_thread(settled, memory)
+                await asyncio.sleep(0.02)
+            server.released.set()
+            await asyncio.to_thread(settled, memory)
+            if isinstance(memory, Memory):
+                await closed(memory)
+            return server, sizes
+
+    server, sizes = asyncio.run(main())
+    *before, taken = sizes
+    assert "SUMMARY" in str(server.main[-1]["messages"])
+    assert taken <= limit + 20, "the summary is beside what the queue holds"
+    assert limit * 1.1 < max(before) < limit * 1.25
+    if not released:
+        assert max(before) > limit * 1.25 - 2 * (words + 2), "as late as it may be"
+    warmed = [b for b in server.answered if kind_of(b) == "prefill" and b in server.bodies]
+    whole = server.main[-1]["messages"][:-1]
+    at = next(n for n, b in enumerate(server.answered) if b is server.main[-1])
+    assert any(b["messages"] == whole for b in server.answered[:at] if b in warmed) == released
 
 
 def _of(server: AgentServer, i: int) -> Any:

@@ -44,6 +44,14 @@ class _Warming(NamedTuple, Generic[M]):
     opening: list[M]
     spent: Usage
 
+    def goes_with(self, codec: Codec[M], prompt: Prompt, messages: Sequence[M]) -> bool:
+        """Whether a call begins with it."""
+        opening = self.opening
+        if len(opening) > len(messages) or (self.prompt is not prompt and self.prompt.digest() != prompt.digest()):
+            return False
+        pairs = zip(opening, messages, strict=False)
+        return all(a is b or alike(codec.decode(a), codec.decode(b)) for a, b in pairs)
+
 
 class Upcoming(Unshared, Generic[M]):
     """What is certain of the next prompt is prefilled before the user has spoken.
@@ -112,19 +120,32 @@ class Upcoming(Unshared, Generic[M]):
         if self._backend is None or self._codec is None or self._off:
             return
         self.stop()
-        self._warming = None
+        before, self._warming, self._future = self._warming, None, None
         if not self.ledger.allows():
             self.say_once("ledger", "nothing is warmed any more: the ledger's budget is spent")
             return
         if openings:
             # Here and not on the lane, where it might come after the call that it is for.
-            self._warming = _Warming(prompt, list(openings[0]), self._backend.spent(self.session))
+            spent = self._backend.spent(self.session)
+            if before is not None and before.goes_with(self._codec, prompt, openings[0]):
+                spent = before.spent  # it goes on, and what has come of it counts
+            self._warming = _Warming(prompt, list(openings[0]), spent)
         self._future = self._lane.spawn(self._warm(self._backend, self._codec, prompt, openings))
 
     def stop(self) -> None:
         """Nothing more is warmed; what is warm is held on for a while."""
         if self._future is not None:
             self._future.cancel()
+
+    def expects(self, prompt: Prompt, messages: Sequence[M]) -> bool:
+        """Whether a call with ``messages`` begins with what is being warmed, or was."""
+        warming, codec = self._warming, self._codec
+        return warming is not None and codec is not None and warming.goes_with(codec, prompt, messages)
+
+    def is_warm(self, prompt: Prompt, messages: Sequence[M]) -> bool:
+        """Whether it does, and nothing is left to be done about it."""
+        future = self._future
+        return future is not None and future.done() and not future.cancelled() and self.expects(prompt, messages)
 
     def request(self, prompt: Prompt, messages: Sequence[M]) -> MainRequest:
         """The call that sends ``messages``, for adapters that can mark it: it goes to where its beginning is warm."""
@@ -143,9 +164,7 @@ class Upcoming(Unshared, Generic[M]):
         backend, codec = self._backend, self._codec
         if warming is None or backend is None or codec is None or backend.spent(self.session) == warming.spent:
             return False  # nothing has come of it
-        same = warming.prompt is prompt or warming.prompt.digest() == prompt.digest()
-        pairs = zip(warming.opening, messages, strict=False)
-        if not same or len(warming.opening) > len(messages) or not all(_alike(codec, a, b) for a, b in pairs):
+        if not warming.goes_with(codec, prompt, messages):
             self.ledger.add(mispredictions=1)
             return False
         if backend.committed(self.session):
@@ -305,7 +324,3 @@ class _Call(Generic[M]):
         if self._backend is not None:
             self._backend.main_done(self._upcoming.session)
             self._upcoming.rest()
-
-
-def _alike(codec: Codec[M], a: M, b: M) -> bool:
-    return a is b or alike(codec.decode(a), codec.decode(b))

@@ -48,13 +48,14 @@ class Memory(BuiltIn):
     """``Memory`` whose summary block is written while the user reads, and whose next prompt is warm then.
 
     With a `SummaryMemoryBlock` the messages that the queue has no room for leave it together with the summary that
-    stands for them, in one transaction of its SQL store; until then they go on as they are, up to a quarter above the
-    queue's limit. There a summary that is late is waited for, at most 30 s, and then made on the spot. One that fails
-    leaves the queue as it is. Other blocks get the messages that leave, as in the built-in; without a summary block the
-    queue is the built-in's, and what the next prompt begins with after a flush is prefilled.
+    stands for them, in one transaction of its SQL store, once the prompt with it is warm. Until then they go on as they
+    are, up to a quarter above the queue's limit; there it is waited for, at most 30 s, and then made on the spot. One
+    that fails leaves the queue as it is. Other blocks get the messages that leave, as in the built-in; without a
+    summary block the queue is the built-in's, and what the next prompt begins with after a flush is prefilled.
 
     Attributes:
-        soft: where a summary is begun, as a fraction of the queue's limit; default two turns before it is reached.
+        soft: where a summary is begun, as a fraction of the queue's limit; default three quarters, or two turns before
+            the limit, if that is earlier.
         strict: summarize at the limit, when the message that reaches it is put, as the built-in does.
         warm: prefill ahead; default yes, except at hosted endpoints.
         backend: the agent's server, if you have one made; default one that is made from the LLM that calls.
@@ -187,7 +188,8 @@ class Memory(BuiltIn):
             return
         existing, messages = await self._summary(block), [row.message for row in rows]
         over = size > limit * 1.25
-        if running.fits(existing, messages) and self._leaves(rows) <= limit:
+        fits = running.fits(existing, messages) and self._leaves(rows) <= limit
+        if fits and (over or await self._is_ready(block, rows)):
             if over:
                 self._upcoming.hurry()
             await running.await_(due=over)
@@ -268,6 +270,8 @@ class Memory(BuiltIn):
             return
         # What is still to come until there is too much will be there, too, when the summary is taken.
         to_come = growth * max(1, math.ceil((limit + 1 - size) / growth)) if growth else 0
+        # It may be taken some turns after that, when its prompt is warm: at most one chunk more leaves for that.
+        to_come += min(limit / 4, self.token_flush_size)
         covered = self._surplus(rows, max(0.0, limit - to_come))
         if self._tokens(rows[covered:]) > limit:
             # A run longer than the limit: nothing of it can stay once the next question has come.
@@ -287,13 +291,27 @@ class Memory(BuiltIn):
         future = self._running.start(lane, writing, messages[:covered], existing)
         future.add_done_callback(lambda _: lane.spawn(self._warm_ahead(block, existing, messages)))
 
+    async def _is_ready(self, block: SummaryMemoryBlock, rows: list[Row]) -> bool:
+        """Whether the summary that is being written can be taken without a pause, or is of no use later."""
+        if self._upcoming.idle or self._leaves(rows) + self._growth > self._limit:
+            return True
+        messages = [row.message for row in rows]
+        text = self._running.ready()
+        if text is None:
+            return False
+        return self._upcoming.is_ready(await self._given(messages[self._running.covers :], self._with(block, text)))
+
+    def _with(self, block: SummaryMemoryBlock, text: str) -> dict[str, Any]:
+        """What the blocks hold with another summary."""
+        return {**self._contents, block.name: text}
+
     async def _warm_ahead(self, block: SummaryMemoryBlock, existing: str, messages: list[ChatMessage]) -> None:
         """On the lane: warm what the next prompt will begin with once the summary is taken."""
         with harmless("a memory's next prompt"):
             text = self._running.ready()
             if text is not None and self._running.fits(existing, messages):
-                contents = {**self._contents, block.name: text}
-                self._upcoming.expect(await self._given(messages[self._running.covers :], contents))
+                contents = self._with(block, text)
+                self._upcoming.expect(await self._given(messages[self._running.covers :], contents), lasting=True)
 
     async def _expect_flushed(self) -> None:
         """Where the built-in has let messages go, what the next prompt begins with is another."""

@@ -17,7 +17,9 @@ from smoothagent_llamaindex.memory.upcoming import Upcoming
 from smoothagent_llamaindex.models import backend_for, given_for, prompt_for, to_wire_of
 
 _TURNS = 2
-"""Turns that a summary, and the prefill of what it leaves, have."""
+"""Turns that a summary, and the prefill of what it leaves, have at least."""
+SOFT = 0.75
+"""Where one is begun at the latest, as a fraction of the limit: on a slow server it takes many turns."""
 _MOST = 1024
 """Tokens of a summary where the LLM sets no limit."""
 
@@ -34,16 +36,17 @@ class RunningSummary(running.RunningSummary[ChatMessage]):
         return alike(a, b)
 
 
-def is_near(size: float, growth: float, limit: float, soft: float | None) -> bool:
-    """Whether a summary should be begun: two turns before the limit, since writing one takes more than a pause.
+def is_near(size: float, growth: float, limit: float, soft: float | None, at: float = SOFT) -> bool:
+    """Whether a summary should be begun, since writing one, and warming what it leaves, takes more than a pause.
 
     Args:
         size: tokens that there are.
         growth: tokens that a turn adds.
         limit: tokens at which it is due.
         soft: where it is begun, as a fraction of the limit, where the user says so.
+        at: where it is by default, or two turns before the limit, if that is earlier.
     """
-    return size >= soft * limit if soft is not None else size + _TURNS * growth > limit
+    return size >= soft * limit if soft is not None else size >= at * limit or size + _TURNS * growth > limit
 
 
 def growth_of(size: int, before: int | None, sizes: Sequence[int], messages: Sequence[ChatMessage]) -> int:

@@ -34,13 +34,15 @@ class ChatSummaryMemoryBuffer(BuiltIn):
     """``ChatSummaryMemoryBuffer`` whose summaries are written while the user reads, and whose next prompt is warm then.
 
     The built-in summarizes inside of ``get``, on every turn once the limit is reached, and loses what is put into the
-    store meanwhile. Here a summary is begun two turns before it is expected to reach ``token_limit``, of so much that
-    half of the limit stays verbatim, and taken by the first ``get`` after that. Where it is late, the messages go on as
-    they are, up to a quarter above the limit; there it is waited for, at most 30 s, and then made as the built-in does.
-    A summary that fails leaves everything as it is. System messages that stand first are kept in front of it.
+    store meanwhile. Here a summary is begun while what should stay verbatim, half of the limit, is still to come, or
+    two turns before ``token_limit`` is expected to be reached, if that is earlier. The first ``get`` beyond the limit
+    that would find the prompt with it warm takes it. Until then the messages go on as they are, up to a quarter above
+    the limit; there it is waited for, at most 30 s, and then made as the built-in does. A summary that fails leaves
+    everything as it is. System messages that stand first are kept in front of it.
 
     Attributes:
-        soft: where a summary is begun, as a fraction of the limit; default two turns before it is reached.
+        soft: where a summary is begun, as a fraction of the limit; default ``1 - keep``, but at least half, or two
+            turns before the limit, if that is earlier.
         keep: how much stays verbatim at least, as a fraction of the limit.
         strict: summarize exactly at the limit and what is beyond it, as the built-in does, waiting for it.
         accept_cut_off: take a summary that ran into the LLM's length limit; otherwise one that was written ahead is
@@ -173,7 +175,7 @@ class ChatSummaryMemoryBuffer(BuiltIn):
             return self._replaced(history, history[: _pinned(history)], self._split(history, limit)[1])
         running, over = self._running, self.strict or self._tokens(history) > limit * 1.25
         fits = running.fits("", history) and self._leaves(history) <= limit
-        if fits:
+        if fits and (over or self._is_ready(history, limit)):
             if over:
                 self._upcoming.hurry()
             running.wait(due=over)
@@ -187,6 +189,13 @@ class ChatSummaryMemoryBuffer(BuiltIn):
                     self._begin(history, self._cut(history, limit))
             return history  # it comes with a later turn
         return self._on_the_spot(history, limit)
+
+    def _is_ready(self, history: Sequence[ChatMessage], limit: int) -> bool:
+        """Whether the summary that is being written can be taken without a pause, or is of no use later."""
+        if self._upcoming.idle or self._leaves(history) + self._growth > limit:
+            return True
+        ahead = self._ahead(history)
+        return ahead is not None and self._upcoming.is_ready(ahead)
 
     def _leaves(self, history: Sequence[ChatMessage]) -> int:
         """Tokens that the summary which is being written will leave beside itself."""
@@ -281,7 +290,7 @@ class ChatSummaryMemoryBuffer(BuiltIn):
         if running.fits("", history) and self._leaves(history) + sizes[question] <= limit:
             self._warm_ahead(history)  # with what has come
             return
-        if is_near(size, self._growth, limit, self.soft):
+        if is_near(size, self._growth, limit, self.soft, max(0.5, 1 - self.keep)):
             self._begin(history, self._cut(history, limit))
 
     def _cut(self, history: list[ChatMessage], limit: int) -> int:
@@ -322,10 +331,16 @@ class ChatSummaryMemoryBuffer(BuiltIn):
 
     def _warm_ahead(self, history: Sequence[ChatMessage]) -> None:
         """Warm what the next prompt will begin with once the summary is taken."""
+        ahead = self._ahead(history)
+        if ahead is not None and self._running.fits("", history):
+            self._upcoming.expect(ahead, lasting=True)
+
+    def _ahead(self, history: Sequence[ChatMessage]) -> list[ChatMessage] | None:
+        """What is given once the summary is taken, if that is written."""
         text = self._running.ready()
-        if text is not None and self._running.fits("", history):
-            pinned = _pinned(history)
-            self._upcoming.expect([*history[:pinned], summary_message(text), *history[self._running.covers :]])
+        if text is None:
+            return None
+        return [*history[: _pinned(history)], summary_message(text), *history[self._running.covers :]]
 
     def _tokens(self, messages: Sequence[ChatMessage]) -> int:
         return sum(self._counts.of(str(m.content), self.tokenizer_fn) for m in messages)

@@ -53,6 +53,7 @@ class Upcoming(upcoming.Upcoming[ChatMessage]):
         self._gets = 0
         self._waiting: concurrent.futures.Future[None] | None = None
         self._steady = True
+        self._lasting = False
 
     def watch(self, history: Sequence[ChatMessage], *, warm: bool | None, given: Backend | None = None) -> None:
         """An agent is about to send ``history``; ``given`` is its server, where the user has made a backend of it."""
@@ -65,8 +66,13 @@ class Upcoming(upcoming.Upcoming[ChatMessage]):
         """Whether nothing is warmed: no call was seen yet, its server is not prefilled, or its beginning changes."""
         return self.shape is None or self.off or not self._steady
 
-    def expect(self, *histories: Sequence[ChatMessage]) -> None:
-        """The agent's next prompt will hold one of these histories, the likeliest first."""
+    def expect(self, *histories: Sequence[ChatMessage], lasting: bool = False) -> None:
+        """The agent's next prompt will hold one of these histories, the likeliest first.
+
+        Args:
+            histories: what is known of them.
+            lasting: it will be given only when it is warm, so calls that do not hold it yet do not end the work.
+        """
         if self.shape is None:
             self._gets += 1
             if self._gets > 1:
@@ -74,8 +80,14 @@ class Upcoming(upcoming.Upcoming[ChatMessage]):
             return
         if not self._steady:
             return
+        self._lasting = lasting
         with harmless("a memory's next prompt"):
             self.warm(self.shape.prompt, *map(self.shape.opening, histories))
+
+    def is_ready(self, history: Sequence[ChatMessage]) -> bool:
+        """Whether a prompt with this history would find it warm, or nothing can be warmed."""
+        shape = self.shape
+        return shape is None or self.idle or self.is_warm(shape.prompt, shape.opening(history))
 
     def find_out(self, expect: Callable[[], None]) -> None:
         """Do what leads to `expect` in a thread of its own, since tokens are counted, and a database may be asked."""
@@ -129,11 +141,21 @@ class Upcoming(upcoming.Upcoming[ChatMessage]):
             self.say_once(
                 "before", "nothing is warmed after a turn that began with another text than the one before it"
             )
-        self.stop()
+        self._take_over(shape)
         self.hold()
         if self.backend is not None:
             self.backend.main_arrived(self.session)
             self._waiting = self.lane.spawn(self._give_up_waiting())
+
+    def _take_over(self, shape: Shape) -> None:
+        """What was warmed for this call is the agent's own from now on."""
+        prompt = shape.opening(self._history)
+        if self._lasting and not self.expects(shape.prompt, prompt):
+            return  # it is for a later call
+        self._lasting = False
+        self.found(shape.prompt, prompt)
+        # It is not waited for: the call is under way, so nothing can be brought to it.
+        self.delivered()
 
     def first_token(self) -> None:
         """It is being answered."""
