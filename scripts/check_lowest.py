@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 LOWEST = (
-    *("--resolution", "lowest-direct", "--editable", ".[autogen,bench,langchain,llamaindex]"),
+    *("--resolution", "lowest-direct", "--editable", ".[autogen,bench,gateway,langchain,llamaindex]"),
     *("--editable", "packages/smoothagent-langchain[bench,classic,deepagents,langmem]"),
     *("--editable", "packages/smoothagent-autogen[bench]"),
     *("--editable", "packages/smoothagent-llamaindex[bench]", "--group", "test"),

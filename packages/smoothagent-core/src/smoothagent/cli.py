@@ -10,7 +10,7 @@ from typing import cast
 from smoothagent.errors import SmoothAgentError
 
 GROUP = "smoothagent.commands"
-_HINTS = {"demo": "bench", "bench": "bench"}
+_HINTS = {"demo": "bench", "bench": "bench", "gateway": "gateway"}
 """Which extra brings a command that is not installed."""
 
 

@@ -262,7 +262,7 @@ class Lookahead(Generic[M]):
                         "context",
                     )
             self.follows_answers = caps.follows_answers
-            self.observer.server_known(caps)
+            self.observer.server_known(caps, self.backend)
 
     def job_transformed(self, job_id: int, la: LookaheadState, digest: str) -> None:
         """The job's transformation is ``la``: what it covers and its digest change together."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from smoothagent.ledger import Ledger
 from smoothagent.message import Message
 from smoothagent.prompt import Prompt
 from smoothagent.record import CommitReport
-from smoothagent.serving.backend import Caps, Usage
+from smoothagent.serving.backend import Backend, Caps, Usage
 from smoothagent.strategy import LookaheadStrategy
 from smoothagent.telemetry import Outcome, Telemetry
 
@@ -23,6 +24,8 @@ log = logging.getLogger("smoothagent")
 
 _OUTCOMES: dict[str, Outcome] = {"lookahead": "hit", "late": "late", "sync": "miss"}
 
+_told: weakref.WeakKeyDictionary[Backend, set[str]] = weakref.WeakKeyDictionary()
+"""What was said of each server."""
 _IDLE_BOUNDARIES = 50
 """Boundaries without anything to prepare after which it is said why, once."""
 
@@ -71,14 +74,16 @@ class Observer:
             )
             log.info("session %s: nothing to prepare in %d segments: %s", self.session, self._idle, why)
 
-    def server_known(self, caps: Caps) -> None:
-        """Say once what the server lacks."""
+    def server_known(self, caps: Caps, backend: Backend | None) -> None:
+        """Say what the server lacks: once, and not in every conversation with it."""
         self.fidelity.server = caps.server
         self._reports = self._reports or caps.cached_tokens
-        for note in caps.notes:
-            self.say_once(note, note)
+        notes = list(caps.notes)
         if not caps.prefill:
-            self.say_once("prefill", f"the server ({caps.server}) is not warmed, the transformation alone runs ahead")
+            notes.append(f"the server ({caps.server}) is not warmed, the transformation alone runs ahead")
+        for note in notes:
+            if _is_new(backend, note):
+                self.say_once(note, note)
 
     def spliced(
         self,
@@ -170,3 +175,13 @@ class Observer:
         report, self._pending = self._pending, None
         if report is not None:
             log.info("session %s: %s", self.session, report.sentence())
+
+
+def _is_new(backend: Backend | None, note: str) -> bool:
+    try:
+        told = _told.setdefault(backend, set()) if backend is not None else set[str]()
+    except TypeError:  # one of the user's that cannot be a key: every conversation says it
+        return True
+    new = note not in told
+    told.add(note)
+    return new

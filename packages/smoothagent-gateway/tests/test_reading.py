@@ -1,0 +1,156 @@
+"""Answers are read as they are, however they are cut; requests are changed no more than they have to be."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from smoothagent_gateway.answer import Answer, Events, is_usage_alone
+from smoothagent_gateway.asgi import Event, RefusedError, read_body
+from smoothagent_gateway.completions import _planned  # pyright: ignore[reportPrivateUsage]
+
+ENDS = ("\n\n", "\r\n\r\n", "\r\r")
+EVENTS = st.lists(
+    st.tuples(
+        st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs"]), min_size=1), st.sampled_from(ENDS)
+    ),
+    max_size=8,
+)
+
+
+@given(EVENTS, st.lists(st.integers(0, 60), max_size=20))
+def test_events_are_whole_however_they_are_cut(events: list[tuple[str, str]], cuts: list[int]) -> None:
+    whole = [f"data: {text}{end}".encode() for text, end in events]
+    stream = b"".join(whole)
+    cutter, found, at = Events(), list[bytes](), 0
+    for cut in [*cuts, len(stream)]:
+        found += cutter.feed(stream[at : at + cut])
+        at += cut
+    found += cutter.feed(stream[at:])
+    assert b"".join(found) + cutter.rest == stream
+    assert len(found) == len(whole) or any("\r\r" in end for _, end in events)
+    if len(found) == len(whole):
+        assert found == whole
+
+
+CALLS = st.lists(st.tuples(st.text(max_size=8), st.text(max_size=30)), max_size=3)
+
+
+@given(st.text(max_size=60), CALLS, st.integers(1, 9))
+def test_a_stream_and_a_whole_answer_say_the_same(text: str, calls: list[tuple[str, str]], size: int) -> None:
+    made: list[dict[str, Any]] = [
+        {"id": f"c{i}", "type": "function", "function": {"name": name, "arguments": arguments}}
+        for i, (name, arguments) in enumerate(calls)
+    ]
+    message: dict[str, Any] = {"role": "assistant", "content": text or None}
+    whole = Answer()
+    whole.body(json.dumps({"choices": [{"index": 0, "message": {**message, "tool_calls": made}}]}).encode())
+    streamed = Answer()
+
+    def delta(told: dict[str, Any], finish: str | None = None) -> None:
+        chunk = {"choices": [{"index": 0, "delta": told, "finish_reason": finish}]}
+        streamed.event(b"data: " + json.dumps(chunk).encode() + b"\n\n")
+
+    delta({"role": "assistant", "content": ""})
+    for at in range(0, len(text), size):
+        delta({"content": text[at : at + size]})
+    for i, call in enumerate(made):
+        delta({"tool_calls": [{**call, "index": i, "function": {**call["function"], "arguments": ""}}]})
+        arguments = str(call["function"]["arguments"])
+        for at in range(0, len(arguments), size):
+            delta({"tool_calls": [{"index": i, "function": {"arguments": arguments[at : at + size]}}]})
+    assert streamed.message() is None, "it has not ended"
+    delta({}, "stop")
+    streamed.event(b"data: [DONE]\n\n")
+    assert streamed.message() == whole.message()
+    if text or calls:
+        assert whole.message() == {**message, **({"tool_calls": made} if made else {})}
+
+
+@pytest.mark.parametrize(
+    "chunk",
+    [
+        {"choices": [{"index": 1, "delta": {"content": "x"}}]},
+        {"choices": [{"index": 0, "delta": {"content": ["x"]}}]},
+        {"choices": [{"index": 0, "delta": {"function_call": {"name": "f"}}}]},
+        {"choices": ["x"]},
+        [],
+        {"choices": [{"index": 0, "delta": {"tool_calls": [{"index": "x"}]}}]},
+    ],
+)
+def test_what_is_not_understood_is_no_message(chunk: Any) -> None:
+    answer = Answer()
+    answer.event(b'data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":"stop"}]}\n\n')
+    assert answer.message() is not None
+    answer.event(b"data: " + json.dumps(chunk).encode() + b"\n\n")
+    assert answer.message() is None
+
+
+def test_usage_alone() -> None:
+    assert is_usage_alone(b'data: {"choices":[],"usage":{"prompt_tokens":1}}\n\n')
+    for other in (
+        b'data: {"choices":[{"index":0}],"usage":{"prompt_tokens":1}}\n\n',
+        b'data: {"choices":[],"usage":null}\n\n',
+        b'data: {"choices":[]}\n\n',
+        b'data: "usage"\n\n',
+        b'data: {"usage"\n\n',
+        b": usage\n\n",
+        b"data: [DONE]\n\n",
+    ):
+        assert not is_usage_alone(other)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.text(max_size=6), JSON, max_size=4), st.booleans(), st.booleans(), st.booleans())
+def test_a_changed_request_is_changed_there_alone(
+    fields: dict[str, Any], stream: bool, view: bool, extra: bool
+) -> None:
+    given_ = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
+    call = {**fields, "messages": given_, "stream": stream}
+    body = json.dumps(call).encode()
+    extras = {"extra_body": {"id_slot": 1}} if extra else {}
+    planned = _planned(body, call, given_, given_[1:] if view else list(given_), extras, ask=True)
+    sent = json.loads(planned.body)
+    expected = dict(call)
+    if extra:
+        expected.setdefault("id_slot", 1)
+    if view:
+        expected["messages"] = given_[1:]
+    if stream:
+        expected["stream_options"] = {"include_usage": True}
+    assert sent == expected
+    assert (planned.body == body) == (sent == call) or not (view or extra or stream)
+    assert planned.asked == stream
+
+
+@given(st.lists(st.binary(max_size=50), max_size=6), st.integers(1, 120), st.booleans())
+def test_a_body_is_read_up_to_its_limit(parts: list[bytes], limit: int, declares: bool) -> None:
+    size = sum(map(len, parts))
+    pieces = [*parts, b""]
+    events: list[Event] = [
+        {"type": "http.request", "body": part, "more_body": i < len(pieces) - 1} for i, part in enumerate(pieces)
+    ]
+
+    async def receive() -> Event:
+        return events.pop(0)
+
+    headers = [(b"content-length", str(size).encode())] if declares else []
+    reading = read_body({"headers": headers}, receive, limit)
+    if size > limit:
+        with pytest.raises(RefusedError) as refused:
+            reading.send(None)
+        assert refused.value.status == 413
+        return
+    with pytest.raises(StopIteration) as done:
+        reading.send(None)
+    assert done.value.value == b"".join(parts)
