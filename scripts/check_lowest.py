@@ -21,10 +21,11 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 LOWEST = (
-    *("--resolution", "lowest-direct", "--editable", ".[autogen,bench,gateway,langchain,llamaindex]"),
+    *("--resolution", "lowest-direct", "--editable", ".[autogen,bench,gateway,langchain,llamaindex,miniagent]"),
     *("--editable", "packages/smoothagent-langchain[bench,classic,deepagents,langmem]"),
     *("--editable", "packages/smoothagent-autogen[bench]"),
-    *("--editable", "packages/smoothagent-llamaindex[bench]", "--group", "test"),
+    *("--editable", "packages/smoothagent-llamaindex[bench]", "--editable", "packages/smoothagent-miniagent[bench]"),
+    *("--group", "test"),
 )
 NEWEST = (
     *("--editable", "packages/smoothagent-core", "openai>=3", "httpx2", "hypothesis", "opentelemetry-sdk"),

@@ -56,6 +56,7 @@ OPTIONAL = {
         "langmem": "langmem",
     },
     "smoothagent-llamaindex": {"bench": "harness"},
+    "smoothagent-miniagent": {"bench": "harness"},
 }
 """Extras of a member, by the module that needs what they bring: imported only where the extra is installed."""
 

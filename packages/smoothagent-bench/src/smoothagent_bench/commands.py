@@ -41,6 +41,7 @@ class Order:
         runs: runs a strategy.
         small: the demo's profile instead of the paper's.
         harness: what drives the agents.
+        played_by: whose agents these are, where the harness has more than one answer.
         base_url: the user's own server; None for the embedded engine.
         lookahead_url: its second server for lookahead work; None for none.
         one_server: the embedded engine is one server, without a second one for lookahead work.
@@ -58,6 +59,7 @@ class Order:
     runs: int
     small: bool
     harness: str
+    played_by: str | None
     base_url: str | None
     lookahead_url: str | None
     one_server: bool
@@ -88,6 +90,7 @@ def demo(argv: Sequence[str]) -> int:
         runs=1,
         small=True,
         harness="plain",
+        played_by=None,
         base_url=None,
         lookahead_url=None,
         one_server=options.one_server,
@@ -161,6 +164,7 @@ def _order(options: argparse.Namespace, argv: Sequence[str]) -> Order:
         runs=options.runs or (1 if options.quick else 5),
         small=options.quick,
         harness=options.harness,
+        played_by=getattr(harness, "played_by", None),
         base_url=options.base_url,
         lookahead_url=options.lookahead_url,
         one_server=options.one_server,
@@ -189,7 +193,8 @@ def _execute(order: Order, console: Console, *, fresh: bool) -> int:
         profile = demo_profile() if order.small else paper_profile(server.window)
         where = order.base_url or "embedded"
         plan = Plan(order.variants, profile, order.agents, order.tool_seconds, order.runs, order.harness, where)
-        check_settings(order.out, {"command": order.command[1], **plan.settings(server)})
+        played_by = {} if order.played_by is None else {"played_by": order.played_by}
+        check_settings(order.out, {"command": order.command[1], **plan.settings(server), **played_by})
         _announce(plan, server, console)
         interrupted = False
         with LiveProgress(console, agents=plan.agents, steps=profile.steps) as progress:
@@ -206,6 +211,8 @@ def _execute(order: Order, console: Console, *, fresh: bool) -> int:
         )
         if server.lookahead_url is not None:
             where += ", and a second server with the same model for the lookahead work"
+        if order.played_by is not None:
+            where += f"; the agents are {order.played_by}"
         report = write_reports(
             rows,
             order.out,

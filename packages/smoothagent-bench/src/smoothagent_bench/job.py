@@ -97,7 +97,8 @@ class Harness(Protocol):
     """What drives an agent: the paper's loop, or a framework's own.
 
     Registered by a name in the entry-point group ``smoothagent.harnesses``. A framework's harness takes the
-    framework's built-in transformation as the ``sync`` mode: same strategy, same boundary, same reply lengths.
+    framework's built-in transformation as the ``sync`` mode: same strategy, same boundary, same reply lengths. One that
+    may run a stand-in says whose agents ran, as ``played_by``.
 
     Attributes:
         kinds: the strategies it can run.

@@ -96,6 +96,11 @@ class OpenAIBackend:
         """The API's URL."""
         return self._link.base_url
 
+    @property
+    def server(self) -> str | None:
+        """The server's kind, as `Caps.server` says it; None until ``caps`` has succeeded."""
+        return None if self._dialect is None else self._dialect.server
+
     async def caps(self) -> Caps:
         """What the server can do. Asks it until that succeeds once; later requests may add notes.
 
