@@ -15,6 +15,7 @@ import uvicorn
 
 from smoothagent import KeepRecent, LookaheadStrategy
 from smoothagent.machine import Stage
+from smoothagent.quoting import quote_again
 from smoothagent_gateway import Gateway, Settings
 
 Body = dict[str, Any]
@@ -74,6 +75,7 @@ def running(upstream: str, strategy: Callable[[], LookaheadStrategy] = window, *
         server.should_exit = True
         thread.join(10)
         listening.close()
+        quote_again()  # which is the process's, and other tests run in it
 
 
 def http(timeout: float = 30.0) -> httpx.Client:
@@ -97,8 +99,11 @@ class Raw:
 
 
 @contextlib.contextmanager
-def raw(answer: Callable[[bytes, bytes], Sequence[bytes | float]]) -> Generator[Raw]:
-    """Serve it; a number among the pieces is a pause in seconds."""
+def raw(answer: Callable[[bytes, bytes], Sequence[bytes | float]], *, all_of_it: bool = False) -> Generator[Raw]:
+    """Serve it; a number among the pieces is a pause in seconds.
+
+    What the gateway asks for itself (what kind of server is this?) is answered with 404, unless ``all_of_it``.
+    """
     server = Raw(answer)
     listening = socket.create_server(("127.0.0.1", 0))
     over = threading.Event()
@@ -108,7 +113,7 @@ def raw(answer: Callable[[bytes, bytes], Sequence[bytes | float]]) -> Generator[
             head, body = _request(connection)
             if not head:
                 return
-            if b"user-agent: asyncopenai" in head.lower():  # the gateway's own: what kind of server is this?
+            if b"user-agent: asyncopenai" in head.lower() and not all_of_it:
                 connection.sendall(answered(b"{}", status=b"404 Not Found"))
                 return
             server.requests.append((head, body))

@@ -85,7 +85,7 @@ def test_an_agent_with_another_base_url_has_lookahead(streams: bool, tail: bool)
         made = commits(heads)
         assert len(made) >= 3
         assert {kind for _, kind in made} == {"hit"}
-        assert len({h["x-smoothagent-session"] for h in heads}) == 1
+        assert len({h["x-smoothagent-conversation"] for h in heads}) == 1
         for i, _ in made:
             sent = server.main[i]["messages"]
             at = next(n for n, b in enumerate(server.bodies) if b is server.main[i])
@@ -329,7 +329,7 @@ def test_garbage_passes_through(garbage: bytes, streams: bool) -> None:
         (b'{"a":' * 200_000 + b"1" + b"}" * 200_000, 400, "nested too deeply"),
         (b"[]", 400, "a JSON list"),
         (b'"x"', 400, "a JSON str"),
-        (b"1" * 10_000, 400, "too long"),
+        (b"1" * 10_000, 400, "a JSON float"),
     ],
 )
 def test_a_body_that_cannot_be_read_is_refused(body: bytes, status: int, says: str) -> None:
@@ -456,7 +456,7 @@ def test_the_same_history_at_once_is_two_conversations() -> None:
         def ask() -> None:
             with http() as client:
                 response = client.post(f"{gateway.url}/chat/completions", json={"messages": turns(3)})
-                names.append(response.headers["x-smoothagent-session"])
+                names.append(response.headers["x-smoothagent-conversation"])
 
         threads = [threading.Thread(target=ask) for _ in range(3)]
         for thread in threads:
@@ -488,7 +488,7 @@ def test_a_header_names_a_conversation() -> None:
     with serving(AgentServer(turns=100)) as server, running(server.url) as gateway:
         _, one = talk(gateway, gateway.url, 2, headers={"X-Session-Id": "a"})
         _, two = talk(gateway, gateway.url, 2, headers={"X-Session-Id": "b"})
-        names = [{h["x-smoothagent-session"] for h in heads} for heads in (one, two)]
+        names = [{h["x-smoothagent-conversation"] for h in heads} for heads in (one, two)]
         assert [len(n) for n in names] == [1, 1]
         assert names[0] != names[1]
 
@@ -502,7 +502,7 @@ def test_keys_keep_conversations_apart_and_go_on() -> None:
                 json={"messages": turns(1), "model": "m"},
                 headers={"authorization": f"Bearer {key}"},
             )
-            seen.add(response.headers["x-smoothagent-session"])
+            seen.add(response.headers["x-smoothagent-conversation"])
         assert len(seen) == 2
         assert len(server.main) == 2
 
@@ -524,7 +524,9 @@ def test_a_restart_goes_on(tmp_path: Path, strategy: Any) -> None:
             assert sent[: len(last)] == last, "the prefix goes on as it was"
             assert len(sent) - len(last) == 2
             assert len(server.summaries) == summaries, "nothing is summarized anew"
-            assert {h["x-smoothagent-session"] for h in [*before, *after]} == {before[0]["x-smoothagent-session"]}
+            assert {h["x-smoothagent-conversation"] for h in [*before, *after]} == {
+                before[0]["x-smoothagent-conversation"]
+            }
     assert state.stat().st_mode & 0o077 == 0
     assert state.parent.stat().st_mode & 0o077 == 0
 
@@ -532,8 +534,8 @@ def test_a_restart_goes_on(tmp_path: Path, strategy: Any) -> None:
 def test_a_state_that_cannot_be_written_costs_a_restart_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with serving(AgentServer(turns=100)) as server, running(server.url, state=tmp_path / "s.sqlite") as gateway:
         talk(gateway, gateway.url, 2)
-        records: Any = gateway.gateway._records  # pyright: ignore[reportPrivateUsage]
-        records._thread.submit(records._database.execute, "PRAGMA query_only=ON").result()
+        file: Any = gateway.gateway._records._file  # pyright: ignore[reportPrivateUsage]
+        file._writing.submit(file._writer.execute, "PRAGMA query_only=ON").result()
         _, heads = talk(gateway, gateway.url, 12, messages=[{"role": "user", "content": "another"}])
         assert len(commits(heads)) >= 2
     told = [r.getMessage() for r in caplog.records if "could not be written" in r.getMessage()]
@@ -581,7 +583,7 @@ def test_a_clock_that_jumps_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> 
         for now in (0.0, 4e9):
             monkeypatch.setattr(time, "time", lambda now=now: now)
             messages, heads = talk(gateway, gateway.url, 3, messages=messages)
-            assert len({h["x-smoothagent-session"] for h in heads}) == 1
+            assert len({h["x-smoothagent-conversation"] for h in heads}) == 1
         assert len(gateway.gateway.sessions) == 1
 
 
@@ -640,7 +642,7 @@ def test_metrics_and_state_say_what_was_done() -> None:
         text = client.get(f"{gateway.root}/smoothagent/metrics").text
         assert f'smoothagent_gateway_commits_total{{kind="hit"}} {hits}.0' in text
         assert 'smoothagent_gateway_requests_total{kind="completion",status="200"} 14.0' in text
-        assert f'smoothagent_gateway_ttft_seconds_count{{commit="hit"}} {hits}.0' in text
+        assert f'smoothagent_gateway_ttft_seconds_count{{answer="stream",commit="hit"}} {hits}.0' in text
         assert "smoothagent_gateway_open_requests 0.0" in text
         state = client.get(f"{gateway.root}/smoothagent/state").json()
         [one] = state["conversations"]
@@ -690,7 +692,7 @@ def test_many_at_once_each_get_their_own() -> None:
                 given = await client.chat.completions.with_raw_response.create(
                     model="m", messages=messages, stream=True
                 )
-                names.add(given.headers["x-smoothagent-session"])
+                names.add(given.headers["x-smoothagent-conversation"])
                 async for _ in await _parsed(given):
                     pass
                 messages += [{"role": "assistant", "content": f"{i} {turn}"}, {"role": "user", "content": f"more {i}"}]
@@ -737,5 +739,5 @@ def test_a_window_of_one_agent_costs_no_other_a_slot() -> None:
         }
         client.post(f"{gateway.url}/chat/completions", json=title)
         _, after = talk(gateway, gateway.url, 7, messages=messages)
-        assert {h["x-smoothagent-session"] for h in before} == {h["x-smoothagent-session"] for h in after}
+        assert {h["x-smoothagent-conversation"] for h in before} == {h["x-smoothagent-conversation"] for h in after}
         assert {kind for _, kind in commits(after)} == {"hit"}

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from smoothagent_gateway.answer import Answer, Events, is_usage_alone
 from smoothagent_gateway.asgi import Event, RefusedError, read_body
+from smoothagent_gateway.body import Body as RequestBody
 from smoothagent_gateway.completions import _planned  # pyright: ignore[reportPrivateUsage]
 
 ENDS = ("\n\n", "\r\n\r\n", "\r\r")
@@ -115,11 +116,15 @@ JSON = st.recursive(
 def test_a_changed_request_is_changed_there_alone(
     fields: dict[str, Any], stream: bool, view: bool, extra: bool
 ) -> None:
-    given_ = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
-    call = {**fields, "messages": given_, "stream": stream}
-    body = json.dumps(call).encode()
+    call = {
+        **fields,
+        "messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}],
+        "stream": stream,
+    }
+    body = RequestBody(json.dumps(call).encode())
+    given_: list[Any] = body.call["messages"]
     extras = {"extra_body": {"id_slot": 1}} if extra else {}
-    planned = _planned(body, call, given_, given_[1:] if view else list(given_), extras, ask=True)
+    planned = _planned(body, given_, given_[1:] if view else list(given_), extras, ask=True)
     sent = json.loads(planned.body)
     expected = dict(call)
     if extra:
@@ -129,8 +134,104 @@ def test_a_changed_request_is_changed_there_alone(
     if stream:
         expected["stream_options"] = {"include_usage": True}
     assert sent == expected
-    assert (planned.body == body) == (sent == call) or not (view or extra or stream)
-    assert planned.asked == stream
+    assert (planned.body == body.data) == (sent == call) or not (view or extra or stream)
+    assert (planned.unasked is not None) == stream
+    if planned.unasked is not None:
+        expected.pop("stream_options")
+        assert json.loads(planned.unasked) == {**expected, **{k: v for k, v in call.items() if k == "stream_options"}}
+
+
+SPACES = st.sampled_from(["", " ", "\n", "\t\r\n "])
+ODD = st.sampled_from(
+    ["1e400", "-0", "1E5", "12345678901234567890.0", "NaN", '"\\u0041"', '"é\\ud800"', "1.0", '{"a":1,"a":2}', "[ ]"]
+)
+
+
+@given(
+    st.lists(st.tuples(st.text(max_size=4), ODD), max_size=4, unique_by=lambda pair: pair[0]),
+    st.lists(ODD, min_size=1, max_size=5),
+    st.lists(SPACES, min_size=12, max_size=12),
+    st.integers(0, 4),
+    st.data(),
+)
+def test_what_is_not_changed_stays_to_the_byte(
+    fields: list[tuple[str, str]], odd: list[str], spaces: list[str], at: int, data: st.DataObject
+) -> None:
+    """Numbers, escapes, spaces, repeated names within: whatever a client has written."""
+    texts = [f'{{"role": "user",{spaces[i % 12]}"content": "{i}", "x":{one}}}' for i, one in enumerate(odd)]
+    fields = [(name, value) for name, value in fields if name not in ("messages", "id_slot", "stream_options")]
+    listed = "[" + f"{spaces[0]},{spaces[1]}".join(texts) + f"{spaces[2]}]"
+    pairs = [f"{json.dumps(name)}{spaces[3]}:{spaces[4]}{value}" for name, value in fields]
+    pairs.insert(min(at, len(pairs)), f'"messages"{spaces[5]}:{spaces[6]}{listed}')
+    text = f"{spaces[7]}{{{spaces[8]}" + f"{spaces[9]},{spaces[10]}".join(pairs) + f"{spaces[11]}}}"
+    body = RequestBody(text.encode("utf-8", "surrogatepass"))
+    given_: list[Any] = body.call["messages"]
+    assert [body._text[s.begin : s.end] for s in body.items or ()] == texts  # pyright: ignore[reportPrivateUsage]
+    kept = data.draw(st.integers(0, len(given_)))
+    summary = {"role": "user", "content": "SUMMARY"}
+    changed = body.changed([summary, *given_[kept:]], given_, {"id_slot": 3}).decode()
+    new = ",".join([json.dumps(summary, separators=(",", ":")), *texts[kept:]])
+    assert (
+        changed
+        == text[: text.index(listed)]
+        + f"[{new}]"
+        + text[text.index(listed) + len(listed) :].rstrip(" \t\r\n").removesuffix("}")
+        + f',"id_slot":3}}{spaces[7] * 0}'
+        + text[len(text.rstrip(" \t\r\n")) :]
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"messages":[1,]}',
+        '{"messages":[1 2]}',
+        '{"a":1,}',
+        '{"a" 1}',
+        '{"a":1 "b":2}',
+        "{1:2}",
+        '{"a":1} x',
+        "{",
+        "[]",
+        "",
+    ],
+)
+def test_what_is_no_json_is_refused(text: str) -> None:
+    with pytest.raises(RefusedError):
+        RequestBody(text.encode())
+
+
+def test_what_cannot_be_placed_is_written_anew() -> None:
+    for data in (
+        '{"messages":[{"a":1}],"id_slot":1}'.encode("utf-16"),
+        b'\xef\xbb\xbf{"messages":[{"a":1}],"id_slot":1}',
+    ):
+        body = RequestBody(data)
+        assert body.items is None
+        assert json.loads(body.changed(None, (), {"id_slot": 2})) == {"messages": [{"a": 1}], "id_slot": 2}
+    repeated = RequestBody(b'{"messages":[1],"messages":[2],"n":1,"n":2}')
+    assert repeated.items is None
+    assert json.loads(repeated.changed(None, (), {"n": 3})) == {"messages": [2], "n": 3}
+
+
+def test_a_number_that_is_too_long_is_read_all_the_same() -> None:
+    body = RequestBody(b'{"n":' + b"9" * 5000 + b',"messages":[{"role":"user"}]}')
+    assert (
+        body.changed(body.call["messages"][:0], body.call["messages"], {})
+        == b'{"n":' + b"9" * 5000 + b',"messages":[]}'
+    )
+
+
+def test_events_are_cut_in_time_that_grows_with_their_bytes() -> None:
+    """A bound on work, not on time: what has been searched is not searched again."""
+    events = Events()
+    chunk = b'data: {"choices":[]}\n\n' * 4000
+    assert len(events.feed(chunk)) == 4000
+    for _ in range(2000):
+        assert events.feed(b"x" * 1000) == []
+    assert len(events.rest) == 2_000_000
+    (event,) = events.feed(b"\r\n\r\n")
+    assert len(event) == 2_000_004
 
 
 @given(st.lists(st.binary(max_size=50), max_size=6), st.integers(1, 120), st.booleans())

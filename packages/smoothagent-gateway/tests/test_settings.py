@@ -164,3 +164,64 @@ def test_what_is_wrong_on_a_command_line_is_said_in_a_line(argv: list[str], says
     assert process.returncode == 2
     assert says in errors
     assert "Traceback" not in errors
+
+
+UPSTREAMS = [
+    "http://user:SECRETPW@127.0.0.1:9/v1",
+    "http://127.0.0.1:99999/v1",
+    "http://127.0.0.1:abc/v1",
+    "http://127.0.0.1/v1?key=x",
+    "http://127.0.0.1/v1#x",
+    "http://[::1/v1",
+    "ftp://127.0.0.1/v1",
+]
+
+
+@pytest.mark.parametrize("upstream", UPSTREAMS)
+def test_an_upstream_that_cannot_be_one_is_refused_at_once(upstream: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        Settings(upstream, lambda: KeepRecent(2, at_turns=5))
+    assert "SECRETPW" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"dialect": "vlm"}, "use auto, or one of llama.cpp"),
+        ({"slots": (0, -1)}, "from 0 on"),
+        ({"slots": ("a",)}, "from 0 on"),
+        ({"token": ""}, "is empty"),
+        ({"api_key": ""}, "is empty"),
+    ],
+)
+def test_what_would_disable_everything_is_refused(more: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        Settings(UPSTREAM, lambda: KeepRecent(2, at_turns=5), **more)
+
+
+def test_what_is_told_beside_a_file_changes_that_alone(tmp_path: Path) -> None:
+    path = tmp_path / "gateway.toml"
+    path.write_text(f"upstream = '{UPSTREAM}'\n[strategy]\nkind = 'summarize'\nhard = 9000\nkeep = 4000\n")
+    made = told("--config", str(path), "--hard", "8000", "--no-state").strategy()
+    assert isinstance(made, Summarize)
+    assert (made.limits.hard, made.limits.keep) == (8000, 4000)
+    other = told("--config", str(path), "--strategy", "keep-recent", "--turns", "3", "--at-turns", "9")
+    assert isinstance(other.strategy(), KeepRecent)
+
+
+@pytest.mark.parametrize("where", ["line", "file"])
+def test_defaults_are_the_same_wherever_the_rest_is_told(where: str, tmp_path: Path) -> None:
+    """The trigger is three quarters of the model's window; who serves others has a token."""
+    with serving(AgentServer()) as server:
+        if where == "line":
+            argv = ["--upstream", server.url, "--strategy", "summarize", "--keep", "6000", "--host", "0.0.0.0"]
+        else:
+            path = tmp_path / "gateway.toml"
+            path.write_text(f"upstream = '{server.url}'\nhost = '0.0.0.0'\n[strategy]\nkeep = 6000\n")
+            argv = ["--config", str(path)]
+        settings = told(*argv, "--no-state")
+    made = settings.strategy()
+    assert isinstance(made, Summarize)
+    assert (made.limits.hard, made.limits.keep) == (75_000, 6000)
+    assert settings.token
+    assert told(*argv, "--hard", "9000", "--no-state", SMOOTHAGENT_GATEWAY_TOKEN="mine").token == "mine"

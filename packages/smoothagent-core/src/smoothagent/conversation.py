@@ -79,6 +79,10 @@ class Conversation(Generic[M]):
         self._resolve()
         self._look()
 
+    def digests(self) -> list[str]:
+        """Chain digests of the input."""
+        return self._input.digests()
+
     @property
     def tokens(self) -> int:
         """Tokens of the next prompt."""

@@ -13,6 +13,7 @@ from itertools import zip_longest
 from typing import Any, Literal, cast
 
 from smoothagent.prompt import Prompt
+from smoothagent.quoting import may_quote
 from smoothagent.serving.backend import Wire
 
 Kind = Literal["model", "system", "tools", "params", "message", "detail"]
@@ -183,6 +184,8 @@ _BEFORE, _AROUND = 6, 20  # characters quoted: before the difference, and in all
 def _where(was: str, now: str) -> str:
     pairs = enumerate(zip(was, now, strict=False))
     at = next((i for i, (a, b) in pairs if a != b), min(len(was), len(now)))
+    if not may_quote():
+        return f"at character {at}"
     return f"at character {at}: {_quote(was, at)} was warmed, {_quote(now, at)} is sent"
 
 

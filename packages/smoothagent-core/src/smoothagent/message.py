@@ -99,6 +99,10 @@ SENT_BACK = ("reasoning_content", "reasoning", "refusal", "function_call")
 """Fields besides content that a template prints where they are sent back."""
 
 
+OTHER_CONTENT = ("function_call", "refusal", "audio")
+"""Fields that are content, too, in messages that have them."""
+
+
 def sent_back(message: Message) -> list[Any]:
     """The values of `SENT_BACK`; None where a field is missing."""
     return [message.extra.get(key) for key in SENT_BACK]
@@ -123,7 +127,7 @@ def alike(a: Message, b: Message, *, reasoning: bool = True) -> bool:
     Args:
         a: one.
         b: the other.
-        reasoning: whether what is sent back besides content (`SENT_BACK`) counts, as it does for a prompt's tokens.
+        reasoning: whether reasoning that is sent back (`SENT_BACK`) counts, as it does for a prompt's tokens.
     """
     if a is b:
         return True
@@ -131,8 +135,10 @@ def alike(a: Message, b: Message, *, reasoning: bool = True) -> bool:
         return False
     if a.content != b.content and rendered(a.content) != rendered(b.content):
         return False
-    if reasoning and (a.extra or b.extra) and sent_back(a) != sent_back(b):
-        return False
+    if a.extra or b.extra:
+        keys = SENT_BACK if reasoning else OTHER_CONTENT
+        if any((a.extra.get(key) or None) != (b.extra.get(key) or None) for key in keys):
+            return False
     return all(x.name == y.name and x.arguments == y.arguments for x, y in zip(a.tool_calls, b.tool_calls, strict=True))
 
 
@@ -148,6 +154,8 @@ _encode = json.JSONEncoder(ensure_ascii=True, separators=(",", ":"), sort_keys=T
 def canonical(message: Message, answers: tuple[int, int] | None) -> bytes:
     """What of a message counts: role, content as rendered, tool names and arguments, and which call a result answers.
 
+    What else is content (`OTHER_CONTENT`) counts where there is any.
+
     Id strings, usage, metadata and reasoning do not count: frameworks mint and rewrite those, or send them for a
     while. Lone surrogates and NULs are digested like any other text.
 
@@ -160,9 +168,10 @@ def canonical(message: Message, answers: tuple[int, int] | None) -> bytes:
     # Text is not escaped, which would cost most of a hook; lengths keep the encoding unambiguous.
     body = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else _encode(content).encode("ascii")
     kind = "text" if isinstance(content, str) else "parts"
+    others = [(key, message.extra[key]) for key in OTHER_CONTENT if message.extra.get(key)] if message.extra else []
     rest = (
-        _encode([[(c.name, c.arguments) for c in message.tool_calls], message.name])
-        if message.tool_calls or message.name
+        _encode([[(c.name, c.arguments) for c in message.tool_calls], message.name, *others])
+        if message.tool_calls or message.name or others
         else ""
     )
     return (

@@ -289,6 +289,12 @@ class LookaheadRuntime(Generic[M]):
             self._conversation.record = record
 
     @property
+    def digests(self) -> list[str]:
+        """Chain digests of the last history that a hook was given: of its first 1, 2, … messages."""
+        with self._lookahead.lock:
+            return self._conversation.digests()
+
+    @property
     def events(self) -> list[dict[str, Any]]:
         """The state machine's newest events, for `smoothagent.machine` to replay."""
         with self._lookahead.lock:

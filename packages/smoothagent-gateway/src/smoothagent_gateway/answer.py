@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, cast
 
 _DONE = b"[DONE]"
-_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
-_LONGEST = 32 * 2**20
-"""Bytes of an event, or of an answer, beyond which it is not read."""
+_END = re.compile(rb"\r?\n\r?\n|\r\r")
+LONGEST = 8 * 2**20
+"""Bytes of an event, or of a whole answer, beyond which it is not read."""
 
 
 class Events:
@@ -17,29 +18,27 @@ class Events:
 
     def __init__(self) -> None:
         self._rest = bytearray()
+        self._seen = 0  # where an end may begin that was not whole before
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """The events that have become whole."""
         rest = self._rest
         rest += chunk
-        events = list[bytes]()
-        while (end := _end_of_event(rest)) > 0:
-            events.append(bytes(rest[:end]))
-            del rest[:end]
-        if len(rest) > _LONGEST:  # no event at all
-            events.append(bytes(rest))
-            rest.clear()
+        events, begin = list[bytes](), 0
+        for end in _END.finditer(rest, self._seen):
+            events.append(bytes(rest[begin : end.end()]))
+            begin = end.end()
+        if len(rest) - begin > LONGEST:  # no event at all
+            events.append(bytes(rest[begin:]))
+            begin = len(rest)
+        del rest[:begin]
+        self._seen = max(0, len(rest) - 3)
         return events
 
     @property
     def rest(self) -> bytes:
         """What is no whole event yet."""
         return bytes(self._rest)
-
-
-def _end_of_event(data: bytearray) -> int:
-    found = [(at, at + len(end)) for end in _ENDS if (at := data.find(end)) >= 0]
-    return min(found)[1] if found else 0
 
 
 def data_of(event: bytes) -> bytes:
@@ -54,22 +53,23 @@ class Answer:
     Attributes:
         usage: token counts, where told.
         whole: it has ended as a model ends one.
+        done: nothing more comes of a stream.
         readable: it could be read so far.
     """
 
     def __init__(self) -> None:
         self.usage: Mapping[str, Any] | None = None
-        self.whole = False
+        self.whole = self.done = False
         self.readable = True
         self._text = list[str]()
-        self._calls: dict[int, dict[str, Any]] = {}
+        self._calls: dict[int, _Call] = {}
         self._size = 0
 
     def message(self) -> dict[str, Any] | None:
         """The assistant's message as the next request will have it; None where that cannot be told."""
         if not (self.whole and self.readable):
             return None
-        calls = [self._calls[i] for i in sorted(self._calls)]
+        calls = [self._calls[i].wire() for i in sorted(self._calls)]
         if not calls and not self._text:
             return None
         message: dict[str, Any] = {"role": "assistant", "content": "".join(self._text) or (None if calls else "")}
@@ -82,14 +82,13 @@ class Answer:
             The text that it adds, and whether it adds anything that a model has said.
         """
         data = data_of(event)
-        self._size += len(data)
+        if data == _DONE:
+            self.done = True
         if not data or data == _DONE or not self.readable:
             return "", False
         chunk = self._parsed(data)
         choices = chunk.get("choices")
-        usage = chunk.get("usage")
-        if isinstance(usage, dict):
-            self.usage = cast("dict[str, Any]", usage)
+        self._counted(chunk)
         text, said = "", False
         for choice in cast("list[Any]", choices) if isinstance(choices, list) else []:
             if not isinstance(choice, dict):
@@ -109,11 +108,8 @@ class Answer:
 
     def body(self, data: bytes) -> str:
         """Take in an answer that is no stream; returns its text."""
-        self._size += len(data)
         whole = self._parsed(data)
-        usage = whole.get("usage")
-        if isinstance(usage, dict):
-            self.usage = cast("dict[str, Any]", usage)
+        self._counted(whole)
         choices = whole.get("choices")
         if not isinstance(choices, list) or len(cast("list[Any]", choices)) != 1:
             self.readable = False
@@ -127,8 +123,16 @@ class Answer:
         self.whole = True
         return text
 
+    def _counted(self, chunk: Mapping[str, Any]) -> None:
+        usage, timings = chunk.get("usage"), chunk.get("timings")
+        if isinstance(usage, dict):
+            self.usage = cast("dict[str, Any]", usage)
+        elif self.usage is None and isinstance(timings, dict):
+            self.usage = _of_timings(cast("dict[str, Any]", timings))
+
     def _parsed(self, data: bytes) -> dict[str, Any]:
-        if self._size > _LONGEST:
+        self._size += len(data)
+        if self._size > 4 * LONGEST:
             self.readable = False
             return {}
         try:
@@ -162,15 +166,41 @@ class Answer:
         if not isinstance(index, int):
             self.readable = False
             return
-        known = self._calls.setdefault(index, {"id": "", "type": "function", "function": {"name": "", "arguments": ""}})
+        known = self._calls.setdefault(index, _Call())
         if isinstance(call.get("id"), str) and call["id"]:
-            known["id"] = call["id"]
+            known.id = call["id"]
         function = call.get("function")
         if isinstance(function, dict):
-            for name in ("name", "arguments"):
-                piece = cast("dict[str, Any]", function).get(name)
-                if isinstance(piece, str):
-                    known["function"][name] += piece
+            given = cast("dict[str, Any]", function)
+            for name, pieces in (("name", known.name), ("arguments", known.arguments)):
+                if isinstance(given.get(name), str):
+                    pieces.append(given[name])
+
+
+class _Call:
+    """One call, in pieces."""
+
+    def __init__(self) -> None:
+        self.id = ""
+        self.name = list[str]()
+        self.arguments = list[str]()
+
+    def wire(self) -> dict[str, Any]:
+        """The call as a message has it."""
+        function = {"name": "".join(self.name), "arguments": "".join(self.arguments)}
+        return {"id": self.id, "type": "function", "function": function}
+
+
+def _of_timings(timings: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What llama.cpp tells in every stream, usage asked for or not."""
+    cached, computed, said = (timings.get(name) for name in ("cache_n", "prompt_n", "predicted_n"))
+    if not (isinstance(cached, int) and isinstance(computed, int)):
+        return None
+    return {
+        "prompt_tokens": cached + computed,
+        "completion_tokens": said if isinstance(said, int) else 0,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
 
 
 def is_usage_alone(event: bytes) -> bool:

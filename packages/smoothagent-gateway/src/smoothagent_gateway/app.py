@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hmac
 import json
@@ -14,8 +15,19 @@ from urllib.parse import parse_qs
 from starlette.applications import Starlette
 from starlette.routing import Route
 
-from smoothagent import Ledger, LookaheadRuntime, OpenAIBackend, ReadOffloaded, SmoothAgentError
+from smoothagent import (
+    BackendError,
+    ConfigurationError,
+    Ledger,
+    LookaheadRuntime,
+    MainRequest,
+    OpenAIBackend,
+    ReadOffloaded,
+)
+from smoothagent.harmless import harmless
 from smoothagent.lane import process_lane
+from smoothagent.quoting import quote_nothing
+from smoothagent.request import Aside
 from smoothagent_gateway.asgi import (
     GoneError,
     Receive,
@@ -29,18 +41,20 @@ from smoothagent_gateway.asgi import (
     while_connected,
 )
 from smoothagent_gateway.completions import Completions, pass_on
+from smoothagent_gateway.credentials import AsClient
 from smoothagent_gateway.figures import Figures
 from smoothagent_gateway.records import Records
 from smoothagent_gateway.sessions import Sessions, Space, Wire
-from smoothagent_gateway.settings import LOOPBACK, Settings, is_loopback
+from smoothagent_gateway.settings import Settings, is_loopback
+from smoothagent_gateway.strategies import made_with
 from smoothagent_gateway.upstream import BrokenError, Upstream
 
 log = logging.getLogger("smoothagent.gateway")
 
 OWN = "/smoothagent"
 """Where the gateway's own pages are; all else is the upstream's."""
-_BACKENDS = 64
-"""Clients with keys of their own, whose lookahead is asked for with these."""
+_SWEEP_SECONDS = 10.0
+"""Seconds between looks for what is idle."""
 Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
@@ -56,9 +70,17 @@ class Gateway:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.ledger = Ledger()
-        self._records = Records(settings.state) if settings.state is not None else None
+        quote_nothing()  # what is logged here is read by others than those who talk
+        self._records = Records(settings.state, made_with(settings.strategy(), settings.base))
         self._upstream = Upstream(settings)
-        self._backends: dict[str, OpenAIBackend] = {}
+        # One for all: it shares out the server's slots, and all lookahead work gives way to every client's requests.
+        self._backend = OpenAIBackend(
+            settings.base,
+            warm=settings.warm,
+            dialect=settings.dialect,
+            slots=settings.slots,
+            lookahead_url=settings.lookahead_url,
+        )
         self.sessions = Sessions(
             self._runtime,
             records=self._records,
@@ -77,59 +99,55 @@ class Gateway:
             ],
             lifespan=self._lifespan,
         )
-        completions = Completions(settings, self._upstream, self.sessions, self.figures)
-        ways = Ways(pages, _Endpoint(self._counted(completions)), _Endpoint(self._counted(self._pass_through)))
+        completions = Completions(settings, self._upstream, self._backend, self.sessions, self.figures)
+        refused = self.figures.request
+        ways = Ways(
+            pages,
+            _Endpoint(self._counted(completions), lambda status: refused("completion", status)),
+            _Endpoint(self._counted(self._pass_through), lambda status: refused("other", status)),
+        )
         self.app: Handler = Guard(settings, ways)
 
     async def aclose(self) -> None:
         """End all conversations and connections, and write what is left."""
         self.sessions.close()
-        for backend in self._backends.values():
-            await backend.aclose()
+        await self._backend.aclose()
         await self._upstream.aclose()
-        if self._records is not None:
-            self._records.close()
+        await asyncio.to_thread(self._records.close)
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncGenerator[None]:
         # What kind of server it is takes a while to find out, the first time: not the first request's.
         process_lane().spawn(self._find_out())
+        sweeping = asyncio.create_task(self._sweep())
         try:
             yield
         finally:
+            sweeping.cancel()
             await self.aclose()
 
     async def _find_out(self) -> None:
-        with contextlib.suppress(SmoothAgentError):  # it may still be starting, or want a client's own key
-            await self._backend("").caps()
+        try:
+            await AsClient(self._backend, self._upstream.credentials({})).caps()
+        except BackendError:  # it may still be starting, or want a client's own key
+            return
+        except ConfigurationError as error:
+            log.warning("nothing is prepared ahead: %s", error)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(_SWEEP_SECONDS)
+            with harmless("a conversation that is over"):
+                self.sessions.sweep()
 
     def _runtime(self, space: Space, name: str) -> LookaheadRuntime[Wire]:
         return LookaheadRuntime(
             self.settings.strategy,
-            backend=self._backend(space.key),
+            backend=AsClient(self._backend, space.credentials),
             session=name,
             lookahead=self.settings.lookahead,
             ledger=Ledger(parent=self.ledger),
         )
-
-    def _backend(self, key: str) -> OpenAIBackend:
-        """The server, as one client of the gateway's is let in there."""
-        settings = self.settings
-        if settings.api_key is not None or settings.token is not None:
-            key = settings.api_key or ""
-        backend = self._backends.get(key)
-        if backend is None:
-            if len(self._backends) >= _BACKENDS:
-                self._backends.pop(next(iter(self._backends)))
-            backend = self._backends[key] = OpenAIBackend(
-                settings.base,
-                api_key=key or "x",
-                warm=settings.warm,
-                dialect=settings.dialect,
-                slots=settings.slots,
-                lookahead_url=settings.lookahead_url,
-            )
-        return backend
 
     def _counted(self, handler: Handler) -> Handler:
         async def handle(scope: Scope, receive: Receive, send: Send) -> None:
@@ -148,25 +166,35 @@ class Gateway:
         url = self._upstream.url(path_of(scope), scope["query_string"].decode("latin-1"))
         headers = self._upstream.request_headers(scope["headers"])
         length = header(scope, b"content-length")
-        if length is None and header(scope, b"transfer-encoding") is None:
-            await while_connected(receive, self._passed(send, scope["method"], url, headers, None))
+        work = scope["method"] == "POST"
+        if length in (None, "0") and header(scope, b"transfer-encoding") is None:
+            await while_connected(receive, self._passed(send, scope, url, headers, None, work=work))
             return
-        # The body goes on as it comes, so that nothing large is held; who sends one hears of its end by that.
+        # The body goes on as it comes, so that nothing large is held.
         headers += [(b"content-length", length.encode())] if length is not None else []
-        await self._passed(send, scope["method"], url, headers, _body(receive))
+        after = asyncio.Event()
+        body = _body(receive, after)
+        await while_connected(receive, self._passed(send, scope, url, headers, body, work=work), after=after)
 
     async def _passed(
         self,
         send: Send,
-        method: str,
+        scope: Scope,
         url: str,
         headers: list[tuple[bytes, bytes]],
         content: AsyncIterator[bytes] | None,
+        *,
+        work: bool,
     ) -> None:
-        async with self._upstream.opened(method, url, headers, content) as opened:
+        async with contextlib.AsyncExitStack() as stack:
+            request: MainRequest | None = None
+            if work:  # for the server; lookahead gives way to it
+                aside = Aside(AsClient(self._backend, {}), "gateway")
+                request = await stack.enter_async_context(MainRequest(aside))
+            opened = await stack.enter_async_context(self._upstream.opened(scope["method"], url, headers, content))
             self.figures.request("other", opened.status)
             await send({"type": "http.response.start", "status": opened.status, "headers": opened.headers})
-            await pass_on(send, opened.chunks())
+            await pass_on(send, _told(opened.chunks(), request))
 
     # ---- its own pages -------------------------------------------------------------------------
 
@@ -195,7 +223,7 @@ class Gateway:
         asked = {k: v[-1] for k, v in parse_qs(scope["query_string"].decode("latin-1")).items()}
         arguments: dict[str, Any] = {"ref": scope["path_params"]["ref"]}
         arguments |= {name: asked[name] for name in ("offset", "limit") if name in asked}
-        text = ReadOffloaded(store).run(json.dumps(arguments))
+        text = await asyncio.to_thread(ReadOffloaded(store).run, json.dumps(arguments))
         await respond(send, 200, text.encode("utf-8", "surrogatepass"), {"content-type": "text/plain; charset=utf-8"})
 
 
@@ -216,7 +244,7 @@ class Ways:
         path = scope.get("path", "")
         if scope["type"] != "http" or path == OWN or path.startswith(f"{OWN}/"):
             await self._pages(scope, receive, send)
-        elif path == "/v1/chat/completions" and scope["method"] == "POST":
+        elif path.rstrip("/").endswith("/chat/completions") and scope["method"] == "POST":
             await self._completions(scope, receive, send)
         else:
             await self._others(scope, receive, send)
@@ -225,8 +253,8 @@ class Ways:
 class Guard:
     """Who may come in: whoever has the token; without one, whoever is on this machine and means it.
 
-    A web page that a user of this machine looks at can make their browser send requests here, under a name of its
-    own that leads here: such a name is not this machine's.
+    A web page that a user of this machine looks at can make their browser send requests here, which says whose page it
+    is; or under a name of its own that leads here, which is none of this machine's.
 
     Args:
         settings: with the token, or none.
@@ -261,20 +289,28 @@ class Guard:
             return RefusedError(
                 401, "this gateway asks for its token: send 'Authorization: Bearer TOKEN' (as api_key)", "unauthorized"
             )
-        if self._local and _host(header(scope, b"host") or "") not in LOOPBACK:
+        if not self._local:
+            return None
+        if not is_loopback(_host(header(scope, b"host") or "")):
             return RefusedError(
                 421,
                 "this gateway answers to this machine's own names only: use 127.0.0.1, or start it with a token",
                 "host",
             )
+        origin = header(scope, b"origin")
+        of_another = origin is not None and not is_loopback(_host(origin.rpartition("//")[2]))
+        if of_another or (origin is None and header(scope, b"sec-fetch-site") == "cross-site"):
+            return RefusedError(
+                403, "a web page of another site has sent this: start the gateway with a token to let it in", "origin"
+            )
         return None
 
 
 class _Endpoint:
-    """A handler whose refusals are answers."""
+    """A handler whose refusals are answers, and are counted."""
 
-    def __init__(self, handler: Handler) -> None:
-        self._handler = handler
+    def __init__(self, handler: Handler, refused: Callable[[int], None] | None = None) -> None:
+        self._handler, self._refused = handler, refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         begun = False
@@ -288,13 +324,19 @@ class _Endpoint:
             await self._handler(scope, receive, sending)
         except RefusedError as error:
             if not begun:
-                await refuse(send, error)
+                await self._refuse(send, error)
         except (GoneError, BrokenError):
             return  # without an end the server breaks the connection off
         except Exception as error:
             log.exception("a request failed in the gateway")
             if not begun:
-                await refuse(send, RefusedError(500, f"the gateway failed: {type(error).__name__}", "gateway_failed"))
+                failed = RefusedError(500, f"the gateway failed: {type(error).__name__}", "gateway_failed")
+                await self._refuse(send, failed)
+
+    async def _refuse(self, send: Send, error: RefusedError) -> None:
+        if self._refused is not None:
+            self._refused(error.status)
+        await refuse(send, error)
 
 
 def _host(value: str) -> str:
@@ -303,7 +345,7 @@ def _host(value: str) -> str:
     return value.partition(":")[0].lower()
 
 
-async def _body(receive: Receive) -> AsyncGenerator[bytes]:
+async def _body(receive: Receive, after: asyncio.Event) -> AsyncGenerator[bytes]:
     while True:
         event = await receive()
         if event["type"] == "http.disconnect":
@@ -311,4 +353,13 @@ async def _body(receive: Receive) -> AsyncGenerator[bytes]:
         if event.get("body"):
             yield event["body"]
         if not event.get("more_body", False):
+            after.set()
             return
+
+
+async def _told(chunks: AsyncGenerator[bytes], request: MainRequest | None) -> AsyncGenerator[bytes]:
+    async with contextlib.aclosing(chunks):
+        async for chunk in chunks:
+            if request is not None:
+                request.first_token()
+            yield chunk

@@ -100,10 +100,18 @@ async def refuse(send: Send, error: RefusedError) -> None:
     await respond(send, error.status, json.dumps(told).encode(), headers)
 
 
-async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Do ``work``, and cancel it when the client leaves. The request's body has been read."""
+async def while_connected(
+    receive: Receive, work: Coroutine[Any, Any, None], *, after: asyncio.Event | None = None
+) -> None:
+    """Do ``work``, and cancel it when the client leaves.
+
+    Args:
+        receive: the request's.
+        work: what is done.
+        after: set when the request's body has been read, where ``work`` reads it.
+    """
     doing = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_left(receive))
+    leaving = asyncio.ensure_future(_left(receive, after))
     try:
         await asyncio.wait({doing, leaving}, return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -114,6 +122,8 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> 
             await doing
 
 
-async def _left(receive: Receive) -> None:
+async def _left(receive: Receive, after: asyncio.Event | None) -> None:
+    if after is not None:
+        await after.wait()
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -10,20 +10,22 @@ import secrets
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from platformdirs import user_state_path
 
 from smoothagent import BackendError, ConfigurationError, OpenAIBackend
 from smoothagent_gateway.app import OWN, Gateway
-from smoothagent_gateway.settings import Settings, is_loopback, read_settings
+from smoothagent_gateway.settings import Settings, is_loopback, read_values, settings_of_values
 from smoothagent_gateway.strategies import KINDS
 
 TOKEN = "SMOOTHAGENT_GATEWAY_TOKEN"  # noqa: S105  a variable's name
 API_KEY = "SMOOTHAGENT_UPSTREAM_API_KEY"
 """Environment variables, since what stands on a command line is seen by everybody on the machine."""
 _SWITCH_SECONDS = 0.0005
+_CONNECTIONS = 4096
+"""Connections beyond which more are answered with 503."""
 _SHARE = 0.75
 """The trigger as a share of the model's window, where none is told."""
 
@@ -46,12 +48,21 @@ def serve(settings: Settings) -> None:
     # Lookahead has a thread of its own, which may keep streams waiting for so long.
     sys.setswitchinterval(_SWITCH_SECONDS)
     server = Announced(settings)
-    server.run()
+    logging.getLogger("uvicorn.error").addFilter(_is_ours_to_say)
+    try:
+        server.run()
+    except OSError:  # no address at all
+        server.failed = True
     if server.failed:
         raise ConfigurationError(
             f"nothing can be served at {settings.host}:{settings.port}: another program is there, or it is no address "
             "of this machine; pass another --port or --host"
         )
+
+
+def _is_ours_to_say(record: logging.LogRecord) -> bool:
+    # That an upstream broke off is no fault of the application, which leaves the answer without an end on purpose.
+    return "without completing response" not in record.getMessage()
 
 
 class Announced(uvicorn.Server):
@@ -73,6 +84,8 @@ class Announced(uvicorn.Server):
             server_header=False,
             date_header=False,
             timeout_graceful_shutdown=5,
+            limit_concurrency=_CONNECTIONS,
+            backlog=1024,
         )
         super().__init__(config)
 
@@ -112,37 +125,39 @@ def settings_of(options: argparse.Namespace, environment: dict[str, str]) -> Set
         given["state"] = None
     else:
         given.setdefault("state", user_state_path("smoothagent", appauthor=False) / "gateway.sqlite")
-    if not given.get("token") and options.config is None and not is_loopback(given.get("host", "127.0.0.1")):
-        given["token"] = secrets.token_urlsafe(24)
-        sys.stdout.write(f"smoothagent gateway: the token is {given['token']} (set {TOKEN} to choose one)\n")
-    if "strategy" not in given and options.config is None:
-        given["strategy"] = {"kind": "summarize", "hard": _hard(given)}
-    return read_settings(options.config, given)
+    values = read_values(options.config, given)
+    if not values.get("token") and not is_loopback(values.get("host", "127.0.0.1")):
+        values["token"] = secrets.token_urlsafe(24)
+        sys.stdout.write(f"smoothagent gateway: the token is {values['token']} (set {TOKEN} to choose one)\n")
+    table = values.get("strategy", {})
+    if isinstance(table, dict):
+        strategy = {"kind": "summarize", **cast("dict[str, Any]", table)}
+        if strategy["kind"] == "summarize" and "hard" not in strategy:
+            strategy["hard"] = _hard(values)
+        values["strategy"] = strategy
+    return settings_of_values(values)
 
 
 _PLAIN = ("upstream", "host", "port", "lookahead_url", "volatile_tail", "state", "store", "dialect")
 
 
 def _strategy(options: argparse.Namespace) -> dict[str, Any]:
+    """What is told of a strategy; without its kind the file's, or the default's."""
     told = {
         name: value
         for name in ("hard", "keep", "turns", "at_turns", "tokens", "stride")
         if (value := getattr(options, name)) is not None
     }
     if options.strategy is None:
-        if not told:
-            return {}
-        options.strategy = "summarize"
+        return told
     if options.strategy == "keep-recent" and "hard" in told:
         told["at_tokens"] = told.pop("hard")
     return {"kind": options.strategy, **told}
 
 
 def _hard(given: dict[str, Any]) -> int:
-    upstream = given.get("upstream")
-    if upstream is None:
-        return 1  # what is missing is told by who needs it
-    backend = OpenAIBackend(upstream, api_key=given.get("api_key", "x"))
+    upstream = given["upstream"]
+    backend = OpenAIBackend(upstream, api_key=given.get("api_key") or "x")
 
     async def ask() -> int | None:
         try:

@@ -3,27 +3,43 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, cast
 
-from smoothagent import HistoryError, MainRequest, SmoothAgentError
+from smoothagent import HistoryError, MainRequest, OpenAIBackend, Prompt, SmoothAgentError
 from smoothagent.harmless import harmless
 from smoothagent.prompt import prompt_of
-from smoothagent_gateway.answer import Answer, Events, is_usage_alone
-from smoothagent_gateway.asgi import Receive, RefusedError, Scope, Send, header, path_of, read_body, while_connected
+from smoothagent.request import Aside
+from smoothagent_gateway.answer import LONGEST, Answer, Events, is_usage_alone
+from smoothagent_gateway.asgi import (
+    GoneError,
+    Headers,
+    Receive,
+    Scope,
+    Send,
+    header,
+    path_of,
+    read_body,
+    while_connected,
+)
+from smoothagent_gateway.body import Body
+from smoothagent_gateway.credentials import AsClient, credentials_in
 from smoothagent_gateway.figures import Figures
 from smoothagent_gateway.sessions import Session, Sessions, Turn, Wire, space_of
 from smoothagent_gateway.settings import Settings
-from smoothagent_gateway.upstream import Opened, Upstream
+from smoothagent_gateway.upstream import BrokenError, Opened, Upstream
 
 log = logging.getLogger("smoothagent.gateway")
 
 _KINDS = {"lookahead": "hit", "late": "late", "sync": "sync"}
 """How a commit is told (`smoothagent.CommitReport`)."""
+_NOT_ASKED = (400, 422)
+"""Statuses of servers that do not know ``stream_options``."""
+_MESSAGE_BYTES = 1000
+"""Bytes that a message takes besides its text."""
 Call = dict[str, Any]
 
 
@@ -34,16 +50,14 @@ class Planned:
     Attributes:
         body: what is sent.
         headers: more of them, for the server.
-        commit: how it is a commit.
-        session: whose it is; None where it is nobody's.
-        asked: the gateway has asked for usage.
+        told: more of them, for the client.
+        unasked: the same without the usage that only the gateway asks for; None where it does not.
     """
 
     body: bytes
-    headers: Mapping[str, str]
-    commit: str = "none"
-    session: Session | None = None
-    asked: bool = False
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    told: Headers = ()
+    unasked: bytes | None = None
 
 
 class Completions:
@@ -52,85 +66,131 @@ class Completions:
     Args:
         settings: the gateway's.
         upstream: where completions go.
+        backend: the same, for lookahead.
         sessions: the conversations.
         figures: where they are counted.
     """
 
-    def __init__(self, settings: Settings, upstream: Upstream, sessions: Sessions, figures: Figures) -> None:
-        self._settings, self._upstream, self._sessions, self._figures = settings, upstream, sessions, figures
+    def __init__(
+        self, settings: Settings, upstream: Upstream, backend: OpenAIBackend, sessions: Sessions, figures: Figures
+    ) -> None:
+        self._settings, self._upstream, self._backend = settings, upstream, backend
+        self._sessions, self._figures = sessions, figures
+        self._asks_usage = settings.ask_usage
         self._said: set[str] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one. Raises RefusedError, GoneError."""
+        data = await read_body(scope, receive, self._settings.max_body_bytes)
         arrived = time.perf_counter()
-        body = await read_body(scope, receive, self._settings.max_body_bytes)
-        call = _parsed(body)
-        await while_connected(receive, self._answer(scope, send, arrived, body, call))
+        if header(scope, b"content-encoding") not in (None, "identity"):
+            body = Body(b"{}")  # it is the server's to read
+            body.data = data
+        else:
+            body = Body(data)
+        await while_connected(receive, self._answer(scope, send, arrived, body))
 
-    async def _answer(self, scope: Scope, send: Send, arrived: float, body: bytes, call: Call) -> None:
-        messages = call.get("messages")
-        if not _is_history(messages):
-            await self._forward(scope, send, arrived, Planned(body, {}))
-            return
-        space = space_of(header(scope, b"authorization"), self._named(scope))
+    async def _answer(self, scope: Scope, send: Send, arrived: float, body: Body) -> None:
+        call, own = body.call, credentials_in(scope["headers"])
+        credentials = self._upstream.credentials(own)
         try:
-            session, given = await self._sessions.find(space, cast("list[Wire]", messages))
-        except Exception as error:
+            if body.items is None or not _is_history(call.get("messages")):
+                raise HistoryError("no list of messages")
+            prompt = prompt_of(_as_client_gives(call))
+            messages = cast("list[Wire]", call["messages"])
+            space = space_of(own, self._named(scope), credentials)
+            session, given = await self._sessions.find(space, messages)
+        except Exception as error:  # the server may make something of it, or say itself what is wrong
             self._say_once("history", f"a request goes on as it is: {_without_text(error)}")
-            await self._forward(scope, send, arrived, Planned(body, {}))
+            await self._aside(scope, send, arrived, body, credentials)
             return
-        with self._sessions.using(session, given, len(body)):
-            await self._turn(scope, send, arrived, body, call, session, given)
+        with self._sessions.using(session):
+            await self._turn(scope, send, arrived, body, Exchange(session, given, prompt))
 
-    async def _turn(
-        self, scope: Scope, send: Send, arrived: float, body: bytes, call: Call, session: Session, given: list[Wire]
+    async def _aside(
+        self, scope: Scope, send: Send, arrived: float, body: Body, credentials: Mapping[str, str]
     ) -> None:
-        runtime, before, follows = session.runtime, session.runtime.last_commit, True
-        prompt = session.told(prompt_of(_as_client_gives(call)))
-        view = given
+        """One that is no conversation's: it is kept off theirs."""
+        async with MainRequest(Aside(AsClient(self._backend, credentials), "gateway")) as request:
+            legible = bool(body.call)
+            planned = _planned(body, (), (), request.extras, ask=False) if legible else Planned(body.data)
+            await self._forward(scope, send, arrived, planned, Reading(arrived, request, planned, _nothing))
+
+    async def _turn(self, scope: Scope, send: Send, arrived: float, body: Body, exchange: Exchange) -> None:
+        session, given, runtime = exchange.session, exchange.given, exchange.session.runtime
+        first = runtime.record is None
+        view = await self._view(exchange)
+        if exchange.follows:
+            self._sessions.take(session, given, len(body.data) + _MESSAGE_BYTES * len(given))
+        if exchange.commit != "none":
+            self._figures.committed(exchange.commit)
+            self._sessions.remember(session, first=first)
+        async with contextlib.AsyncExitStack() as stack:
+            request = await stack.enter_async_context(runtime.main_request())
+            ask = self._asks_usage and self._backend.server != "llama.cpp"  # which tells as much in any case
+            planned = _planned(body, given, view, request.extras, ask=ask)
+            planned.told = (
+                (b"x-smoothagent-conversation", session.name.encode()),
+                (b"x-smoothagent-commit", exchange.commit.encode()),
+            )
+            over = stack.pop_all()
+            ended = False
+
+            async def end(reading: Reading) -> None:
+                """The answer is there: its client may go on at once, before the server has closed the stream."""
+                nonlocal ended
+                if ended:
+                    return
+                ended = True  # whatever comes of it
+                reading.ended()
+                await over.__aexit__(*((None, None, None) if reading.heard else (GoneError, GoneError(), None)))
+                self._answered(exchange, reading)
+                self._sessions.free(session)
+
+            reading = Reading(arrived, request, planned, end)
+            try:
+                await self._forward(scope, send, arrived, planned, reading)
+            finally:
+                # Clients leave as soon as they have what they want, and may be noticed to before all of this is done.
+                await end(reading)
+
+    async def _view(self, exchange: Exchange) -> list[Wire]:
+        """What is sent of a history; says in ``exchange`` how it is a commit."""
+        session, given, runtime = exchange.session, exchange.given, exchange.session.runtime
+        before, prompt = runtime.last_commit, session.told(exchange.prompt)
         try:
             view = await runtime.aon_commit(given, prompt=prompt)
         except Exception as error:
             # Impossible for us, but perhaps not for the server, which says so itself.
-            follows = False
-            self._say_once(
-                type(error).__name__, f"conversation {session.name} goes on as it is: {_without_text(error)}"
-            )
+            exchange.follows = False
+            kind = type(error).__name__
+            self._say_once(kind, f"conversation {session.name} is not transformed: {_without_text(error)}")
+            try:
+                return runtime.view(given)  # what earlier commits have left of it
+            except Exception:
+                return given
         report = runtime.last_commit
-        commit = "none" if report is None or report is before else _KINDS[report.kind]
-        if commit != "none":
-            self._sessions.remember(session)
-        reading: Reading | None = None
-        try:
-            async with runtime.main_request() as request:
-                planned = _planned(body, call, given, view, request.extras, ask=self._settings.ask_usage)
-                planned.commit, planned.session = commit, session
-                reading = Reading(arrived, request, hide_usage=planned.asked)
-                try:
-                    await self._forward(scope, send, arrived, planned, reading)
-                finally:
-                    reading.ended()
-        finally:
-            # Clients leave as soon as they have what they want, and may be noticed to before all of this is done.
-            if reading is not None and reading.heard:
-                self._answered(session, reading, commit)
-                message = reading.answer.message()
-                if message is not None and follows:
-                    end = len(given) - min(session.tail or 0, len(given))
-                    with harmless("a conversation's next prompt"):
-                        runtime.on_segment_boundary([*given[:end], message, *given[end:]], prompt=prompt)
+        if report is not None and report is not before:
+            exchange.commit, exchange.known = _KINDS[report.kind], report.known_tokens or None
+        return view
 
-    def _answered(self, session: Session, reading: Reading, commit: str) -> None:
-        usage = reading.answer.usage
-        turn = Turn(_number(usage, "prompt_tokens"), _cached(usage), reading.ttft, commit)
+    def _answered(self, exchange: Exchange, reading: Reading) -> None:
+        if not reading.heard:
+            return
+        session, usage = exchange.session, reading.answer.usage
+        turn = Turn(_number(usage, "prompt_tokens"), _cached(usage), reading.ttft, exchange.commit, exchange.known)
         session.turns.append(turn)
-        self._figures.turn(turn)
+        self._figures.turn(turn, streamed=reading.streamed)
+        message = reading.answer.message()
+        if message is not None and exchange.follows:
+            given = exchange.given
+            end = len(given) - min(session.tail, len(given))
+            with harmless("a conversation's next prompt"):
+                session.runtime.on_segment_boundary([*given[:end], message, *given[end:]], prompt=session.prompt)
 
     # ---- on to the server and back -------------------------------------------------------------
 
-    async def _forward(
-        self, scope: Scope, send: Send, arrived: float, planned: Planned, reading: Reading | None = None
-    ) -> None:
+    async def _forward(self, scope: Scope, send: Send, arrived: float, planned: Planned, reading: Reading) -> None:
         """Send it on, and what it answers back."""
         headers = self._upstream.request_headers(scope["headers"])
         headers = [(k, v) for k, v in headers if k != b"accept-encoding"]  # it has to be read on its way
@@ -139,24 +199,30 @@ class Completions:
         url = self._upstream.url(path_of(scope), scope["query_string"].decode("latin-1"))
         self._figures.sent(time.perf_counter() - arrived)
         async with self._upstream.opened("POST", url, headers, planned.body) as opened:
-            self._figures.request("completion", opened.status)
-            if opened.status != 200 or opened.named(b"content-encoding") is not None:
-                reading = None
-            kind = (opened.named(b"content-type") or b"").split(b";")[0].strip().lower()
-            await self._start(send, opened, planned)
-            if reading is not None and kind == b"text/event-stream":
-                await pass_on(send, reading.stream(opened))
-            elif reading is not None and kind == b"application/json":
-                await pass_on(send, reading.whole(opened))
-            else:
-                await pass_on(send, opened.chunks())
+            if planned.unasked is None or opened.status not in _NOT_ASKED:
+                await self._back(send, opened, planned, reading)
+                return
+        # It may be what the gateway has added that is not known there.
+        async with self._upstream.opened("POST", url, headers, planned.unasked) as opened:
+            self._asks_usage = self._asks_usage and opened.status in _NOT_ASKED
+            planned.unasked = None
+            await self._back(send, opened, planned, reading)
 
-    async def _start(self, send: Send, opened: Opened, planned: Planned) -> None:
+    async def _back(self, send: Send, opened: Opened, planned: Planned, reading: Reading) -> None:
+        self._figures.request("completion", opened.status)
+        kind = (opened.named(b"content-type") or b"").split(b";")[0].strip().lower()
+        legible = opened.status == 200 and opened.named(b"content-encoding") is None
+        streams = legible and kind == b"text/event-stream"
         headers = opened.headers
-        if planned.session is not None:
-            headers.append((b"x-smoothagent-session", planned.session.name.encode()))
-            headers.append((b"x-smoothagent-commit", planned.commit.encode()))
-        await send({"type": "http.response.start", "status": opened.status, "headers": headers})
+        if streams and planned.unasked is not None:
+            headers = [(k, v) for k, v in headers if k != b"content-length"]  # an event is taken out
+        await send({"type": "http.response.start", "status": opened.status, "headers": [*headers, *planned.told]})
+        if streams:
+            await pass_on(send, reading.stream(opened))
+        elif legible and kind == b"application/json":
+            await pass_on(send, reading.whole(opened))
+        else:
+            await pass_on(send, opened.chunks())
 
     def _named(self, scope: Scope) -> str | None:
         for name in self._settings.session_headers:
@@ -170,62 +236,114 @@ class Completions:
             log.warning("%s", text)
 
 
+@dataclass(slots=True)
+class Exchange:
+    """A request of a conversation's, and what became of it.
+
+    Attributes:
+        session: the conversation.
+        given: its messages.
+        prompt: what else shapes it.
+        follows: the conversation goes on with it.
+        commit: how it is a commit.
+        known: of a commit, tokens of its prompt that were known when its lookahead was made.
+    """
+
+    session: Session
+    given: list[Wire]
+    prompt: Prompt
+    follows: bool = True
+    commit: str = "none"
+    known: int | None = None
+
+
 class Reading:
     """An answer that is read while it passes through.
 
     Args:
         arrived: when its request came, by ``time.perf_counter``.
         request: who is told.
-        hide_usage: take out the chunk that only the gateway has asked for.
+        planned: the request.
+        done: awaited when a stream has said that it is done.
 
     Attributes:
         answer: what it has said.
         ttft: seconds until it said anything.
         heard: there was something to read.
+        streamed: it came as a stream.
     """
 
-    def __init__(self, arrived: float, request: MainRequest, *, hide_usage: bool) -> None:
-        self._arrived, self._request, self._hides = arrived, request, hide_usage
-        self._parts = list[bytes]()
+    def __init__(
+        self, arrived: float, request: MainRequest, planned: Planned, done: Callable[[Reading], Awaitable[None]]
+    ) -> None:
+        self._arrived, self._request, self._planned, self._done = arrived, request, planned, done
+        self._parts, self._size = list[bytes](), 0
+        self._broken: BrokenError | None = None
         self.answer = Answer()
         self.ttft: float | None = None
-        self.heard = False
+        self.heard = self.streamed = False
 
     async def stream(self, opened: Opened) -> AsyncGenerator[bytes]:
         """A stream's chunks; each goes on before it is read, unless a part of it has to be taken out."""
-        events = Events()
-        async for chunk in opened.chunks():
-            if not self._hides:
+        events, hides = Events(), self._planned.unasked is not None
+        self.streamed = True
+        async for chunk in self._to_the_end(opened.chunks()):
+            if not hides:
                 yield chunk
             whole = events.feed(chunk)
             for event in whole:
-                self._hear(*self.answer.event(event))
-            if self._hides and (kept := b"".join(event for event in whole if not is_usage_alone(event))):
+                self._hear(event)
+            if hides and (kept := b"".join(event for event in whole if not is_usage_alone(event))):
                 yield kept
-        if self._hides and events.rest:
+            if self.answer.done:
+                # It was sent a moment ago, and its reader has not had a turn since.
+                await self._done(self)
+        if hides and events.rest:
             yield events.rest
+        if self._broken is not None:
+            raise self._broken
+
+    async def _to_the_end(self, chunks: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+        """What comes; that it broke off is told after what was held back."""
+        async with contextlib.aclosing(chunks):
+            try:
+                async for chunk in chunks:
+                    yield chunk
+            except BrokenError as error:
+                self._broken = error
 
     async def whole(self, opened: Opened) -> AsyncGenerator[bytes]:
         """An answer that comes at once."""
         async for chunk in opened.chunks():
-            self._parts.append(chunk)
+            self._size += len(chunk)
+            if self._size <= LONGEST:
+                self._parts.append(chunk)
             yield chunk
 
     def ended(self) -> None:
         """Nothing more comes, or nobody is there for it."""
-        if self._parts:
-            text = self.answer.body(b"".join(self._parts))
-            self._hear(text, self.answer.whole)
-        if self.answer.usage is not None:
-            self._request.usage(self.answer.usage)
+        with harmless("what an answer tells"):
+            if self._parts and self._size <= LONGEST:
+                text = self.answer.body(b"".join(self._parts))
+                self._heard(text, self.answer.whole)
+            if self.answer.usage is not None:
+                self._request.usage(self.answer.usage)
 
-    def _hear(self, text: str, said: bool) -> None:
+    def _hear(self, event: bytes) -> None:
+        with harmless("what an answer tells"):
+            self._heard(*self.answer.event(event))
+
+    def _heard(self, text: str, said: bool) -> None:
         self.heard = self.heard or said
         if said and self.ttft is None:
             self.ttft = time.perf_counter() - self._arrived
             self._request.first_token()
         if text:
             self._request.text(text)
+
+
+async def _nothing(reading: Reading) -> None:
+    """Nobody waits for its end."""
 
 
 async def pass_on(send: Send, chunks: AsyncGenerator[bytes]) -> None:
@@ -237,26 +355,6 @@ async def pass_on(send: Send, chunks: AsyncGenerator[bytes]) -> None:
 
 
 # ---- a call ------------------------------------------------------------------------------------
-
-
-def _parsed(body: bytes) -> Call:
-    try:
-        call = json.loads(body)
-    except RecursionError:
-        raise RefusedError(400, "the request's body is nested too deeply to be read", "invalid_json") from None
-    except ValueError as error:
-        raise RefusedError(400, f"the request's body is not JSON: {_where(error)}", "invalid_json") from None
-    if not isinstance(call, dict):
-        raise RefusedError(
-            400, f"the request's body is a JSON {type(call).__name__}: a chat completion is an object", "invalid_json"
-        )
-    return cast("Call", call)
-
-
-def _where(error: ValueError) -> str:
-    if isinstance(error, json.JSONDecodeError):
-        return f"{error.msg} at line {error.lineno}, column {error.colno}"
-    return "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else "a number in it is too long"
 
 
 def _is_history(messages: object) -> bool:
@@ -285,22 +383,20 @@ _EXTRA = (
 
 
 def _planned(
-    body: bytes, call: Call, given: Sequence[Wire], view: Sequence[Wire], extras: Mapping[str, Any], *, ask: bool
+    body: Body, given: Sequence[Wire], view: Sequence[Wire], extras: Mapping[str, Any], *, ask: bool
 ) -> Planned:
     """The request as it goes on: byte for byte what came, where nothing of it is to be changed."""
+    call = body.call
     changed = len(view) != len(given) or any(a is not b for a, b in zip(view, given, strict=True))
     added = {k: v for k, v in dict(extras.get("extra_body") or {}).items() if k not in call}
-    asks = ask and call.get("stream") is True and not _asks_usage(call)
     headers = dict(extras.get("extra_headers") or {})
-    if not (changed or added or asks):
-        return Planned(body, headers)
-    sent = {**call, **added}
-    if changed:
-        sent["messages"] = list(view)
-    if asks:
-        options = call.get("stream_options")
-        sent["stream_options"] = {**(options if isinstance(options, dict) else {}), "include_usage": True}
-    return Planned(json.dumps(sent, separators=(",", ":")).encode(), headers, asked=asks)
+    sent = view if changed else None
+    unasked = body.changed(sent, given, added) if changed or added else body.data
+    if not (ask and call.get("stream") is True and not _asks_usage(call)):
+        return Planned(unasked, headers)
+    options = call.get("stream_options")
+    told = {**(cast("Call", options) if isinstance(options, dict) else {}), "include_usage": True}
+    return Planned(body.changed(sent, given, {**added, "stream_options": told}), headers, unasked=unasked)
 
 
 def _asks_usage(call: Call) -> bool:

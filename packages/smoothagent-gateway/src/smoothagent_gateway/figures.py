@@ -14,6 +14,9 @@ from smoothagent import Ledger
 from smoothagent_gateway.sessions import Sessions, Turn
 
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_SIZES = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144, 524288)
+_SHOWN = 64
+"""Conversations that the page shows, the newest."""
 _TOKENS = {
     "prefilled_tokens": "Prompt tokens computed ahead",
     "reused_tokens": "Prompt tokens of lookahead requests that the server had cached",
@@ -46,8 +49,8 @@ class Figures:
         )
         self._ttft = Histogram(
             f"{prefix}_ttft_seconds",
-            "From a completion's arrival to the first that the model said",
-            ["commit"],
+            "From a completion's arrival to the first that the model said; whole is its end, of one that is no stream",
+            ["commit", "answer"],
             buckets=_SECONDS,
             registry=self.registry,
         )
@@ -56,6 +59,16 @@ class Figures:
             "From a completion's arrival until it was sent on",
             buckets=_SECONDS,
             registry=self.registry,
+        )
+        self._context = Histogram(
+            f"{prefix}_context_tokens",
+            "Prompt tokens of completions, as the server counts them",
+            ["commit"],
+            buckets=_SIZES,
+            registry=self.registry,
+        )
+        self._cached = PromCounter(
+            f"{prefix}_cached_tokens", "Prompt tokens that the server found in its cache", registry=self.registry
         )
         self.registry.register(_Now(self))
 
@@ -67,11 +80,17 @@ class Figures:
         """A completion went on to the server, so long after it had come."""
         self._held.observe(seconds)
 
-    def turn(self, turn: Turn) -> None:
+    def committed(self, kind: str) -> None:
+        """A transformation was put in place."""
+        self.commits[kind] += 1
+
+    def turn(self, turn: Turn, *, streamed: bool) -> None:
         """A completion was answered."""
-        self.commits[turn.commit] += turn.commit != "none"
         if turn.ttft is not None:
-            self._ttft.labels(turn.commit).observe(turn.ttft)
+            self._ttft.labels(turn.commit, "stream" if streamed else "whole").observe(turn.ttft)
+        if turn.prompt_tokens is not None:
+            self._context.labels(turn.commit).observe(turn.prompt_tokens)
+        self._cached.inc(max(0, turn.cached_tokens or 0))
 
     def metrics(self) -> bytes:
         """In Prometheus' text format."""
@@ -79,10 +98,12 @@ class Figures:
 
     def state(self) -> dict[str, Any]:
         """What the page shows; no text of any message."""
+        sessions, ledger = self._sessions.all(), self._ledger.snapshot()
         return {
             "open": self.open,
             "commits": dict(self.commits),
-            "ledger": {name: getattr(self._ledger.snapshot(), name) for name in _TOKENS},
+            "ledger": {name: getattr(ledger, name) for name in (*_TOKENS, "late_commits")},
+            "known": len(sessions),
             "conversations": [
                 {
                     "name": s.name,
@@ -91,7 +112,7 @@ class Figures:
                     "messages": len(s.seen),
                     "turns": [t._asdict() for t in s.turns],
                 }
-                for s in reversed(self._sessions.all())
+                for s in sessions[: -_SHOWN - 1 : -1]
             ],
         }
 

@@ -2,37 +2,38 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import hashlib
 import time
 import uuid
 from collections import OrderedDict, deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from smoothagent import EstimateCounter, HistoryError, LookaheadRuntime, OpenAICodec, Prompt
+from smoothagent import EstimateCounter, LookaheadRuntime, OpenAICodec, Prompt
 from smoothagent.history import History
-from smoothagent.message import alike
-from smoothagent_gateway.records import Records
+from smoothagent_gateway.records import Committed, Records
 
 Wire = dict[str, Any]
 _ONCE_SECONDS = 20.0
 """Seconds after which a conversation of one request, a title perhaps, holds nothing of the server's any more."""
-_TURNS = 200
+_TURNS = 60
 """Turns that are shown."""
 
 
-class Space(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Space:
     """Whose requests are compared with each other: a client's, of one name where it gives one.
 
     Attributes:
         id: tells them apart.
-        key: what the client authorizes itself with.
+        credentials: headers that the client authorizes itself with.
     """
 
     id: str
-    key: str
+    credentials: Mapping[str, str] = field(compare=False, repr=False, default_factory=dict[str, str])
 
 
 class Turn(NamedTuple):
@@ -41,14 +42,16 @@ class Turn(NamedTuple):
     Attributes:
         prompt_tokens: of its prompt; None where not told.
         cached_tokens: of these, found in the server's cache.
-        ttft: seconds from its arrival to the first that the model said.
+        ttft: seconds from its arrival to the first that the model said; of an answer that came at once, to that.
         commit: how it was one: ``hit``, ``late``, ``sync`` or ``none``.
+        known_tokens: of a commit, tokens of its prompt that were known when its lookahead was made.
     """
 
     prompt_tokens: int | None
     cached_tokens: int | None
     ttft: float | None
     commit: str
+    known_tokens: int | None = None
 
 
 @dataclass(eq=False)
@@ -60,8 +63,9 @@ class Session:
         name: as headers and page call it.
         runtime: its lookahead.
         seen: the messages of its last request.
+        chain: the chain digests of these.
         prompt: what else shaped that.
-        tail: how many of its last messages are rewritten on every call; None where that is not known yet.
+        tail: how many of its last messages are rewritten on every call.
         busy: a request of it is under way.
         requests: how many it had.
         used: when the last one came, on the monotonic clock.
@@ -74,8 +78,9 @@ class Session:
     name: str
     runtime: LookaheadRuntime[Wire]
     seen: list[Wire] = field(default_factory=list[Wire])
+    chain: list[str] = field(default_factory=list[str])
     prompt: Prompt = field(default_factory=Prompt)
-    tail: int | None = None
+    tail: int = 0
     busy: bool = False
     requests: int = 0
     used: float = 0.0
@@ -95,13 +100,13 @@ class Session:
 class Sessions:
     """The conversations in memory, and those that a restart has left in `Records`.
 
-    A request belongs to the conversation whose last request it extends, all but a volatile tail. Where none is, or
-    that one is being answered, it is a new one; it takes over the commit of the one it has most in common with, which
-    holds as far as the messages are the same (`smoothagent.CommitRecord`).
+    A request belongs to the conversation whose last request it extends, all but that one's last message: some harnesses
+    rewrite it on every call, and others ask something aside in its place. Where there is none, or it is being answered,
+    the request begins a new one, which goes on from the commit that covers most of it (`Records`).
 
     Args:
         make: makes the runtime of a session.
-        records: what a restart has left.
+        records: what commits have left.
         limit: most conversations at once.
         idle_seconds: how long an unused one is kept.
         memory_bytes: most bytes of their last requests.
@@ -113,7 +118,7 @@ class Sessions:
         self,
         make: Callable[[Space, str], LookaheadRuntime[Wire]],
         *,
-        records: Records | None = None,
+        records: Records,
         limit: int = 256,
         idle_seconds: float = 900.0,
         memory_bytes: int = 512 * 2**20,
@@ -123,7 +128,8 @@ class Sessions:
         self._make, self._records, self._clock = make, records, clock
         self._limit, self._idle, self._memory, self._tail = limit, idle_seconds, memory_bytes, tail
         self._sessions: OrderedDict[str, Session] = OrderedDict()
-        self._tails: dict[Space, int] = {}
+        self._tails: OrderedDict[Space, int] = OrderedDict()
+        self._opening: set[str] = set()
         self._codec = OpenAICodec()
 
     def __len__(self) -> int:
@@ -139,40 +145,74 @@ class Sessions:
         Raises:
             HistoryError: they are no history.
         """
-        found = self._known(space, messages)
-        if found is None or found[0].busy:
-            origin = found[0] if found is not None else self._nearest(space, messages)
-            session = await self._new(space, messages, origin)
-            return session, list(messages)
-        session, length = found
-        self._learn(session, messages, length)
-        same = session.seen[:length]
-        return session, [
-            *(mine if mine == new else new for mine, new in zip(same, messages, strict=False)),
-            *messages[length:],
-        ]
+        chain: list[str] | None = None
+        found, length = self._repeating(space, messages)
+        if found is None:
+            chain = self._digests(messages)
+            found, length = self._alike(space, messages, chain)
+        if found is None or found.busy:
+            return await self._new(space, chain if chain is not None else self._digests(messages)), list(messages)
+        if length < len(found.seen):
+            self._taken_back(found, found.chain[:length], len(messages))
+        same = [mine if mine == new else new for mine, new in zip(found.seen, messages, strict=False)]
+        return found, [*same, *messages[len(same) :]]
 
     @contextlib.contextmanager
-    def using(self, session: Session, messages: list[Wire], size: int) -> Generator[None]:
-        """While a request is answered."""
-        session.busy = True
-        session.seen, session.size, session.resting = messages, size, False
-        session.requests += 1
-        session.used = self._clock()
-        self._sessions.pop(session.name, None)
-        self._sessions[session.name] = session
-        self._free(session)
+    def using(self, session: Session) -> Generator[None]:
+        """While a request is answered; `free` ends it before that. One that was never taken is none."""
+        session.busy, session.used = True, self._clock()
         try:
             yield
         finally:
-            session.busy = False
-            session.used = self._clock()
+            self.free(session)
+            if session.name in self._opening:
+                self._opening.discard(session.name)
+                session.runtime.close()
 
-    def remember(self, session: Session) -> None:
-        """It was committed: what a restart needs is written."""
+    def free(self, session: Session) -> None:
+        """It has been answered: the next request may be its own."""
+        session.busy, session.used = False, self._clock()
+
+    def take(self, session: Session, messages: list[Wire], size: int) -> None:
+        """The conversation has gone on with these messages, which its runtime has taken."""
+        before, chain = session.chain, session.runtime.digests
+        self._learn(session, messages, _shared(before, chain))
+        session.seen, session.chain, session.size, session.resting = messages, chain, size, False
+        session.requests += 1
+        self._opening.discard(session.name)
+        self._sessions.pop(session.name, None)
+        self._sessions[session.name] = session
+        self.sweep()
+
+    def remember(self, session: Session, *, first: bool) -> None:
+        """It was committed: what its history, a branch of it or a restart needs is kept.
+
+        Args:
+            session: the conversation.
+            first: nothing of its history was transformed before.
+        """
         record = session.runtime.record
-        if self._records is not None and record is not None:
-            self._records.put(session.space.id, session.name, record)
+        if record is not None:
+            self._records.put(session.space.id, Committed(record, session.name, first))
+
+    def sweep(self) -> None:
+        """Free what is idle, and the oldest of what is too much. Also for whoever has a clock."""
+        now, total = self._clock(), sum(s.size for s in self._sessions.values())
+        newest = next(reversed(self._sessions), None)
+        for session in list(self._sessions.values()):
+            idle = now - session.used
+            if session.busy:
+                continue
+            crowded = len(self._sessions) > self._limit or total > self._memory
+            if idle > self._idle or (crowded and session.name != newest):
+                del self._sessions[session.name]
+                total -= session.size
+                session.runtime.close()
+            elif session.requests == 1 and not session.resting and idle > _ONCE_SECONDS:
+                session.runtime.rest()
+                session.resting = True
+        while len(self._tails) > 4 * self._limit:
+            self._tails.popitem(last=False)
 
     def close(self) -> None:
         """All are over."""
@@ -182,110 +222,96 @@ class Sessions:
 
     # ---- which it is ---------------------------------------------------------------------------
 
-    def _known(self, space: Space, messages: Sequence[Wire]) -> tuple[Session, int] | None:
-        """The conversation that is extended, and how many messages it has in common with the request."""
-        found = list[tuple[int, bool, float, Session]]()
-        for session in self._sessions.values():
-            if session.space != space:
-                continue
-            least = len(session.seen) - (1 if session.tail is None else session.tail)
-            length = self._shared(session.seen, messages)
-            if length >= max(1, least) and self._has_a_question(messages[:length]):
-                found.append((length, not session.busy, session.used, session))
-        if not found:
-            return None
-        length, _, _, session = max(found, key=lambda one: one[:3])
-        return session, length
+    def _of(self, space: Space) -> list[Session]:
+        return [s for s in reversed(self._sessions.values()) if s.space == space]
 
-    def _nearest(self, space: Space, messages: Sequence[Wire]) -> Session | None:
-        """One with a commit, that has most in common with the request."""
-        shared = [
-            (self._shared(s.seen, messages), s.used, s)
-            for s in self._sessions.values()
-            if s.space == space and s.runtime.record is not None
-        ]
-        length, _, session = max(shared, key=lambda one: one[:2], default=(0, 0.0, None))
-        return session if length else None
+    def _repeating(self, space: Space, messages: Sequence[Wire]) -> tuple[Session | None, int]:
+        """The conversation whose messages are repeated to the letter, which costs nothing to see, and how many are."""
+        return _longest((s, _repeated(s.seen, messages)) for s in self._of(space))
 
-    def _shared(self, seen: Sequence[Wire], messages: Sequence[Wire]) -> int:
-        for i, (mine, theirs) in enumerate(zip(seen, messages, strict=False)):
-            if mine is not theirs and mine != theirs and not self._alike(mine, theirs):
-                return i
-        return min(len(seen), len(messages))
+    def _alike(self, space: Space, messages: Sequence[Wire], chain: Sequence[str]) -> tuple[Session | None, int]:
+        """The same where a client renders them anew: mints ids, leaves reasoning out."""
+        lengths = ((s, _shared(s.chain, chain)) for s in self._of(space))
+        enough = ((s, n) for s, n in lengths if n >= max(1, len(s.chain) - 1) and _asks(messages[:n]))
+        return _longest(enough)
 
-    def _alike(self, mine: Wire, theirs: Wire) -> bool:
-        said, asked = mine.get("content"), theirs.get("content")
-        if isinstance(said, str) and isinstance(asked, str) and said != asked:
-            return False  # of most conversations' messages this tells, and decoding all of them would take its time
-        # Clients mint ids anew, and leave reasoning out.
-        return mine.get("role") == theirs.get("role") and alike(
-            self._codec.decode(mine), self._codec.decode(theirs), reasoning=False
-        )
-
-    def _has_a_question(self, messages: Sequence[Wire]) -> bool:
-        return any(m.get("role") not in ("system", "developer") for m in messages)
+    def _taken_back(self, session: Session, chain: Sequence[str], length: int) -> None:
+        """Its history is not what it was: the commit to go on from may be an earlier one."""
+        committed = self._records.known(session.space.id, chain, length)
+        record = session.runtime.record
+        if committed is not None:
+            if committed.record is not record:
+                session.runtime.restore(committed.record)
+        elif record is not None and self._records.has(session.space.id, record):
+            session.runtime.restore(None)
 
     def _learn(self, session: Session, messages: Sequence[Wire], shared: int) -> None:
-        """Whether its last message is one that is rewritten on every call."""
-        grown = len(messages) - len(session.seen)
-        if self._tail is not None or grown <= 0:
+        """Whether its last message is one that is rewritten on every call: then the answer has come in its place."""
+        before, now = session.seen, messages
+        if self._tail is not None or not before or len(now) <= len(before) or shared >= len(now):
             return
-        if shared == len(session.seen):
+        if now[shared].get("role") != "assistant":
+            return  # something was asked aside, or the history was edited
+        if shared == len(before):
             session.tail = 0
-        elif messages[-1].get("role") == session.seen[-1].get("role"):
+        elif shared == len(before) - 1 and now[-1].get("role") == before[-1].get("role"):
             session.tail = 1
-        self._tails[session.space] = session.tail or 0
+        self._tails[session.space] = session.tail
 
-    async def _new(self, space: Space, messages: Sequence[Wire], origin: Session | None) -> Session:
-        name, record = uuid.uuid4().hex[:12], None
-        if origin is not None:
-            record = origin.runtime.record
-        elif self._records is not None and len(messages) > 2:
-            found = await self._records.find(space.id, self._digests(messages))
-            if found is not None:
-                record = found.record
-                name = found.name if found.name not in self._sessions else name
-        self._let_go()
-        session = Session(space, name, self._make(space, name), tail=self._tail)
-        if self._tail is None:
-            session.tail = self._tails.get(space)
-        session.runtime.restore(record)
+    async def _new(self, space: Space, chain: Sequence[str]) -> Session:
+        committed = await self._records.find(space.id, chain)
+        name = uuid.uuid4().hex[:12]
+        if committed is not None and committed.name not in self._sessions.keys() | self._opening:
+            name = committed.name
+        self._opening.add(name)
+        session = Session(space, name, self._make(space, name))
+        session.tail = self._tail if self._tail is not None else self._tails.get(space, 0)
+        session.runtime.restore(None if committed is None else committed.record)
         return session
 
     def _digests(self, messages: Sequence[Wire]) -> list[str]:
         history: History[Wire] = History(self._codec, EstimateCounter().count)
-        with contextlib.suppress(HistoryError):
-            history.update(messages)
+        history.update(messages)
         return history.digests()
 
-    # ---- bounds --------------------------------------------------------------------------------
 
-    def _let_go(self) -> None:
-        """A conversation of one request, a title perhaps, holds nothing of the server's after a while."""
-        now = self._clock()
-        for session in self._sessions.values():
-            if session.requests == 1 and not (session.busy or session.resting) and now > session.used + _ONCE_SECONDS:
-                session.runtime.rest()
-                session.resting = True
-
-    def _free(self, wanted: Session) -> None:
-        now, total = self._clock(), sum(s.size for s in self._sessions.values())
-        for session in list(self._sessions.values()):
-            expired = now > session.used + self._idle
-            if len(self._sessions) <= self._limit and total <= self._memory and not expired:
-                break
-            if session.busy or session is wanted:
-                continue
-            del self._sessions[session.name]
-            total -= session.size
-            session.runtime.close()
-        while len(self._tails) > 4 * self._limit:
-            self._tails.pop(next(iter(self._tails)))
+def _longest(found: Iterable[tuple[Session, int]]) -> tuple[Session | None, int]:
+    """The one with most in common; of those one that is not being answered; of those the newest, which comes first."""
+    best: tuple[Session | None, int] = (None, 0)
+    for session, length in found:
+        before = (best[1], best[0] is not None and not best[0].busy)
+        if length and (length, not session.busy) > before:
+            best = (session, length)
+    return best
 
 
-def space_of(authorization: str | None, name: str | None) -> Space:
-    """The space of a request with these two headers."""
-    parts = f"{authorization or ''}\0{name or ''}"
-    kind, _, key = (authorization or "").partition(" ")
-    digest = hashlib.sha256(parts.encode("utf-8", "surrogatepass")).hexdigest()[:24]
-    return Space(digest, key.strip() if kind.lower() == "bearer" else "")
+def _repeated(seen: list[Wire], messages: Sequence[Wire]) -> int:
+    """How many messages are the same, where that is all of ``seen``, or all but the last; else 0."""
+    for length in (len(seen), len(seen) - 1):
+        with contextlib.suppress(RecursionError):
+            same = 0 < length <= len(messages) and seen[:length] == messages[:length]
+            if same and _asks(messages[:length]):
+                return length
+    return 0
+
+
+def _shared(a: Sequence[str], b: Sequence[str]) -> int:
+    """Length of the longest common prefix of two chains: where they differ once they differ from there on."""
+    most = min(len(a), len(b))
+    return bisect.bisect_left(range(most), True, key=lambda i: a[i] != b[i])
+
+
+def _asks(messages: Sequence[Wire]) -> bool:
+    return any(m.get("role") not in ("system", "developer") for m in messages)
+
+
+def space_of(given: Mapping[str, str], name: str | None, credentials: Mapping[str, str]) -> Space:
+    """The space of a request.
+
+    Args:
+        given: what its client authorizes itself with.
+        name: what its client calls the conversation.
+        credentials: what goes upstream for it.
+    """
+    parts = "\0".join([*(f"{k}={v}" for k, v in sorted(given.items())), name or ""])
+    return Space(hashlib.sha256(parts.encode("utf-8", "surrogatepass")).hexdigest()[:24], credentials)

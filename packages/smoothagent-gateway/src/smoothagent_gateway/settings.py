@@ -12,11 +12,11 @@ from typing import Any, cast
 from urllib.parse import urlsplit
 
 from smoothagent import ConfigurationError, LookaheadStrategy, OffloadStore
+from smoothagent.serving.dialects.detect import DIALECTS
 from smoothagent_gateway.strategies import strategy_of
 
 SESSION_HEADERS = ("x-smoothagent-session", "x-session-id")
 """Request headers that name a conversation, the first that is there."""
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _PLACES = ("state", "store")
 
 
@@ -73,11 +73,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Refuse what cannot work."""
-        parts = urlsplit(self.upstream)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigurationError(
-                f"upstream={self.upstream!r}: it must be the URL of an API, as http://127.0.0.1:8080/v1"
-            )
+        _check_upstream(self.upstream)
         if not 0 <= self.port <= 65535:
             raise ConfigurationError(f"port={self.port}: ports are 1 to 65535, or 0 for any that is free")
         for name in ("conversations", "idle_seconds", "memory_bytes", "max_body_bytes"):
@@ -85,6 +81,12 @@ class Settings:
                 raise ConfigurationError(f"{name}={getattr(self, name)}: it must be positive")
         if self.volatile_tail is not None and self.volatile_tail < 0:
             raise ConfigurationError(f"volatile_tail={self.volatile_tail}: it must not be negative")
+        if self.token == "" or self.api_key == "":
+            raise ConfigurationError("a token or api_key is empty: leave it out, or set one")
+        if self.dialect != "auto" and self.dialect not in DIALECTS:
+            raise ConfigurationError(f"dialect={self.dialect!r}: use auto, or one of {', '.join(sorted(DIALECTS))}")
+        if any(not isinstance(slot, int) or slot < 0 for slot in cast("Sequence[object]", self.slots or ())):
+            raise ConfigurationError(f"slots={list(self.slots or ())}: they are numbers from 0 on")
         if not self.token and not is_loopback(self.host):
             raise ConfigurationError(
                 f"host={self.host!r} is not this machine alone: pass a token, so that not everybody who reaches it can "
@@ -102,9 +104,24 @@ class Settings:
         return self.base.removesuffix("/v1")
 
 
+def _check_upstream(upstream: str) -> None:
+    wrong = f"upstream={upstream!r}: it must be the URL of an API, as http://127.0.0.1:8080/v1"
+    try:
+        parts = urlsplit(upstream)
+        port = parts.port
+    except ValueError as error:
+        raise ConfigurationError(f"{wrong} ({error})") from error
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or parts.query or parts.fragment:
+        raise ConfigurationError(wrong)
+    if parts.username is not None or parts.password is not None:  # not to be shown, either
+        raise ConfigurationError(
+            f"upstream: a user in the URL of {parts.hostname} is not taken; set SMOOTHAGENT_UPSTREAM_API_KEY instead"
+        )
+
+
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address."""
-    if host == "localhost":
+    """Whether an address, or a name of one, is this machine alone."""
+    if host.lower() == "localhost":
         return True
     try:
         return ipaddress.ip_address(host).is_loopback
@@ -113,33 +130,57 @@ def is_loopback(host: str) -> bool:
 
 
 def read_settings(path: Path | None, given: Mapping[str, Any]) -> Settings:
-    """The settings of a TOML file, and what was ``given`` beside it, which comes first.
-
-    The file has the names of `Settings`; ``[strategy]`` is a table, or an array of them for a pipeline
-    (`smoothagent_gateway.strategies`), ``store`` and ``state`` are paths or URLs.
+    """The settings of a TOML file, and what was ``given`` beside it (`read_values`).
 
     Raises:
         ConfigurationError: a file that cannot be read, an unknown name, or an impossible value.
     """
-    values: dict[str, Any] = {**_read(path), **given}
+    return settings_of_values(read_values(path, given))
+
+
+def read_values(path: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a TOML file, and what was ``given`` beside it, which comes first.
+
+    The file has the names of `Settings`; ``[strategy]`` is a table, or an array of them for a pipeline
+    (`smoothagent_gateway.strategies`), ``store`` and ``state`` are paths or URLs. A ``strategy`` that is given without
+    a kind changes the file's one table.
+
+    Raises:
+        ConfigurationError: a file that cannot be read, an unknown name, or a value of another type.
+    """
+    values = _read(path)
+    strategy = given.get("strategy")
+    if isinstance(strategy, Mapping) and "kind" not in strategy and "strategy" in values:
+        table = values["strategy"]
+        if not isinstance(table, Mapping):
+            raise ConfigurationError(f"{path} has several strategies: give their limits there")
+        given = {**given, "strategy": {**cast("Mapping[str, Any]", table), **cast("Mapping[str, Any]", strategy)}}
+    values |= given
     known = {f.name: f for f in dataclasses.fields(Settings)}
     unknown = sorted(values.keys() - known.keys())
     if unknown:
         raise ConfigurationError(f"{path}: unknown settings {', '.join(unknown)}: use {', '.join(sorted(known))}")
     if "upstream" not in values:
         raise ConfigurationError("no upstream: pass --upstream http://host:port/v1, the API of your model server")
-    for name, value in values.items():
-        values[name] = _checked(path, name, value)
-    store = OffloadStore(values["store"]) if values.get("store") is not None else None
-    strategy = values.pop("strategy", None)
+    return {name: _checked(path, name, value) for name, value in values.items()}
+
+
+def settings_of_values(values: Mapping[str, Any]) -> Settings:
+    """The settings of what `read_values` has read.
+
+    Raises:
+        ConfigurationError: an impossible value.
+    """
+    told = dict(values)
+    store = OffloadStore(told["store"]) if told.get("store") is not None else None
+    strategy = told.pop("strategy", None)
     if strategy is None:
         raise ConfigurationError(
             "no strategy: pass --strategy summarize --hard TOKENS, or a table [strategy] in a file"
         )
     tables = cast("Sequence[Mapping[str, Any]]", [strategy] if isinstance(strategy, Mapping) else strategy)
-    make, store = strategy_of(tables, store)
-    values["store"] = store
-    return Settings(strategy=make, **values)
+    make, told["store"] = strategy_of(tables, store)
+    return Settings(strategy=make, **told)
 
 
 def _read(path: Path | None) -> dict[str, Any]:

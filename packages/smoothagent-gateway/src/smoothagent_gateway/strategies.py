@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -82,3 +84,19 @@ def _type_of(annotation: object) -> type | None:
     """The type of an argument as its signature says it, where that is a plain one."""
     names = {"int": int, "int | None": int, "bool": bool, "str": str}
     return cast("type | None", names.get(str(annotation)))
+
+
+def made_with(strategy: LookaheadStrategy, upstream: str) -> str:
+    """A digest of what a commit depends on besides its history: the strategy, its limits and store, and the server."""
+    return hashlib.sha256(json.dumps([upstream, _described(strategy)], sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _described(value: Any) -> Any:
+    if isinstance(value, LookaheadStrategy):
+        plain = {k: _described(v) for k, v in vars(value).items() if not k.startswith("_") and k not in ("main", "la")}
+        return {"class": type(value).__qualname__, **{k: v for k, v in plain.items() if v is not None}}
+    if isinstance(value, tuple | list):
+        return [_described(v) for v in cast("Sequence[Any]", value)]
+    if isinstance(value, OffloadStore):
+        return value.location
+    return value if isinstance(value, str | int | float | bool) else None

@@ -6,7 +6,8 @@ aiohttp and not httpx, which the rest of the suite has: of a stream of many smal
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -14,6 +15,7 @@ import aiohttp
 from yarl import URL
 
 from smoothagent_gateway.asgi import Headers, RefusedError
+from smoothagent_gateway.credentials import NAMES
 from smoothagent_gateway.settings import Settings
 
 log = logging.getLogger("smoothagent.gateway")
@@ -28,6 +30,8 @@ HOP_BY_HOP = frozenset(
 _OURS = frozenset({b"host", b"content-length", b"expect"})
 """Request headers that are made anew."""
 _CONNECT_SECONDS = 10.0
+_AT_ONCE_SECONDS = 0.25
+"""Seconds within which a connection breaks that had been closed already."""
 _IDLE_SECONDS = 4.0
 """Seconds that an unused connection is kept; uvicorn and others close theirs after five."""
 
@@ -74,6 +78,13 @@ class Upstream:
             )
         return Opened(self._session, method, url, headers, content)
 
+    def credentials(self, given: Mapping[str, str]) -> dict[str, str]:
+        """What a client is let in with upstream, of what it has given here."""
+        settings = self._settings
+        if settings.api_key is not None:
+            return {"Authorization": f"Bearer {settings.api_key}"}
+        return {k: v for k, v in given.items() if settings.token is None or k != "Authorization"}
+
     def request_headers(self, headers: Headers) -> list[tuple[bytes, bytes]]:
         """A client's headers as they go on: its connection's stay here, and so does the gateway's own token."""
         settings = self._settings
@@ -81,7 +92,7 @@ class Upstream:
         named = {token.strip().lower() for k, v in headers if k == b"connection" for token in v.split(b",")}
         dropped = HOP_BY_HOP | _OURS | named
         if settings.token is not None or settings.api_key is not None:
-            dropped |= {b"authorization"}
+            dropped |= {b"authorization"} if settings.api_key is None else set(NAMES)
         kept = [(k, v) for k, v in headers if k not in dropped]
         if settings.api_key is not None:
             kept.append((b"authorization", b"Bearer " + settings.api_key.encode()))
@@ -91,8 +102,9 @@ class Upstream:
 class Opened:
     """A request that was sent, for as long as its answer is read.
 
-    One that breaks off before anything was answered is sent once more, where its body is still there: the server may
-    have closed a connection at the moment it was used again, which its client would not have had.
+    A POST whose connection is closed at once, before anything was answered, is sent once more: the server may have
+    closed it at the moment it was used again, which its client would not have had. (aiohttp does so for the methods
+    that may be repeated.)
 
     Raises, on entering:
         RefusedError: nothing answers there.
@@ -107,39 +119,56 @@ class Opened:
         content: bytes | AsyncIterator[bytes] | None,
     ) -> None:
         self._session, self._method, self._content = session, method, content
-        self._url = URL(url, encoded=True)
-        self._headers = [(k.decode("latin-1"), v.decode("latin-1")) for k, v in headers]
+        try:
+            self._url = URL(url, encoded=True)
+        except ValueError as error:
+            raise RefusedError(400, "the request's path is none that could be asked for", "invalid_path") from error
+        self._headers = [(k.decode("latin-1"), _text(v)) for k, v in headers]
         self._response: aiohttp.ClientResponse | None = None
 
     async def __aenter__(self) -> Self:
+        began = time.monotonic()
         try:
             try:
                 self._response = await self._sent()
             except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
-                again = not isinstance(error, aiohttp.ClientConnectorError)
-                if not again or not (self._content is None or isinstance(self._content, bytes)):
+                if not self._may_be_repeated(error, time.monotonic() - began):
                     raise
                 self._response = await self._sent()
         except aiohttp.ClientConnectorError as error:
             raise RefusedError(
                 502,
-                f"the upstream {self._where} cannot be reached ({error.strerror or error}): start it, or pass its URL "
-                "as --upstream",
+                f"the upstream {self._where} cannot be reached ({error.strerror or type(error).__name__}): start it, "
+                "or pass its URL as --upstream",
                 "upstream_unreachable",
             ) from error
-        except (TimeoutError, aiohttp.ServerTimeoutError) as error:
+        except TimeoutError as error:
             raise RefusedError(
                 504,
                 f"the upstream {self._where} took no connection within {_CONNECT_SECONDS:.0f} s",
                 "upstream_timeout",
             ) from error
-        except aiohttp.InvalidURL as error:
-            raise RefusedError(400, "the request's path is none that could be asked for", "invalid_path") from error
-        except (aiohttp.ClientError, OSError) as error:
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            # No more than the kind: what aiohttp says holds the request's headers.
             raise RefusedError(
-                502, f"the upstream {self._where} broke off before it answered: {error!r}", "upstream_broken"
+                502,
+                f"the upstream {self._where} broke off before it answered, or answered no HTTP "
+                f"({type(error).__name__})",
+                "upstream_broken",
             ) from error
+        if not 100 <= self._response.status <= 599:
+            raise RefusedError(
+                502, f"the upstream {self._where} answered with the status {self._response.status}", "upstream_broken"
+            )
         return self
+
+    def _may_be_repeated(self, error: Exception, seconds: float) -> bool:
+        """Whether the server has not begun to work on it."""
+        if self._method != "POST" or not isinstance(self._content, bytes) or seconds > _AT_ONCE_SECONDS:
+            return False
+        if isinstance(error, aiohttp.ServerDisconnectedError):
+            return isinstance(error.message, str)  # else a part of an answer has come
+        return not isinstance(error, aiohttp.ClientConnectorError)
 
     async def _sent(self) -> aiohttp.ClientResponse:
         return await self._session.request(
@@ -185,5 +214,13 @@ class Opened:
             async for chunk in self._response.content.iter_any():
                 yield chunk
         except (aiohttp.ClientError, OSError) as error:
-            log.info("the upstream broke off in the middle of an answer: %r", error)
+            log.info("the upstream broke off in the middle of an answer: %s", type(error).__name__)
             raise BrokenError from error
+
+
+def _text(value: bytes) -> str:
+    """A header's value as aiohttp, which writes UTF-8, sends the same bytes; other bytes it cannot send."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")

@@ -7,8 +7,10 @@ import contextlib
 import email.utils
 import re
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Mapping
+from contextvars import ContextVar
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar, cast
 
 import openai
@@ -24,6 +26,7 @@ from smoothagent.errors import (
     PromptTooLongError,
     RateLimitedError,
 )
+from smoothagent.quoting import may_quote
 from smoothagent.waiting import wrapped
 
 T = TypeVar("T")
@@ -42,6 +45,19 @@ TOO_LONG = re.compile(
 )
 AGENT_MARKED = re.compile(r"^https://([a-z0-9-]+\.)*githubcopilot\.com(/|$)", re.IGNORECASE)
 MODEL_MISSING = re.compile(r"model.{0,200}(not exist|not found|unknown)|model_not_found", re.IGNORECASE | re.DOTALL)
+
+
+_sent_with: ContextVar[Mapping[str, str]] = ContextVar("smoothagent_sent_with", default=MappingProxyType({}))
+
+
+@contextlib.contextmanager
+def sent_with(headers: Mapping[str, str]) -> Generator[None]:
+    """What is asked inside, and in tasks begun there, has these headers too: whose it is, where one serves several."""
+    token = _sent_with.set(headers)
+    try:
+        yield
+    finally:
+        _sent_with.reset(token)
 
 
 class DroppedError(BackendUnreachableError):
@@ -210,7 +226,7 @@ class Connection:
         return self.base_url + path if shown else path
 
     def _options(self) -> Any:
-        headers = {**self._headers, **({"Connection": "close"} if self.close_each else {})}
+        headers = {**self._headers, **({"Connection": "close"} if self.close_each else {}), **_sent_with.get()}
         return {"headers": headers} if headers else {}
 
     async def _whole(self, method: str, path: str, call: Callable[[], Awaitable[T]], timeout: float | None) -> T:
@@ -316,12 +332,13 @@ def refusal(what: str, status: int, body: object, message: str) -> BackendError:
     details: Mapping[str, Any] = cast("Mapping[str, Any]", body) if isinstance(body, Mapping) else {}
     if status in (400, 413, 422, 500) and TOO_LONG.search(f"{words} {details.get('type')}"):
         sizes = _sizes(details, words)
+        said = f" The server said: {message}" if may_quote() else ""
         return PromptTooLongError(
-            f"{sizes} Lower the strategy's limits (hard, ceiling) or start the server with a larger context. "
-            f"The server said: {message}",
+            f"{sizes} Lower the strategy's limits (hard, ceiling) or start the server with a larger context.{said}",
             status=status,
         )
-    return BackendRefusedError(f"{what} answered {status}: {message[:500]}", status=status)
+    said = f": {message[:500]}" if may_quote() else ""
+    return BackendRefusedError(f"{what} answered {status}{said}", status=status)
 
 
 def _sizes(details: Mapping[str, Any], words: str) -> str:
