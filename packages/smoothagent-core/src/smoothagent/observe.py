@@ -178,6 +178,8 @@ class Observer:
 
 
 def _is_new(backend: Backend | None, note: str) -> bool:
+    while (target := getattr(backend, "target", None)) is not None:  # one conversation's, or one client's, way to it
+        backend = target
     try:
         told = _told.setdefault(backend, set()) if backend is not None else set[str]()
     except TypeError:  # one of the user's that cannot be a key: every conversation says it

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import logging
 import os
 import secrets
@@ -26,6 +27,8 @@ API_KEY = "SMOOTHAGENT_UPSTREAM_API_KEY"
 _SWITCH_SECONDS = 0.0005
 _CONNECTIONS = 4096
 """Connections beyond which more are answered with 503."""
+_GARBAGE = (20_000, 20, 50)
+"""Thresholds of the garbage collector; Python's own are 700 (2000), 10, 10."""
 _SHARE = 0.75
 """The trigger as a share of the model's window, where none is told."""
 
@@ -48,6 +51,9 @@ def serve(settings: Settings) -> None:
     # Lookahead has a thread of its own, which may keep streams waiting for so long.
     sys.setswitchinterval(_SWITCH_SECONDS)
     server = Announced(settings)
+    # A look through all that conversations hold would keep every stream waiting; little of it is in cycles.
+    gc.freeze()
+    gc.set_threshold(*_GARBAGE)
     logging.getLogger("uvicorn.error").addFilter(_is_ours_to_say)
     try:
         server.run()

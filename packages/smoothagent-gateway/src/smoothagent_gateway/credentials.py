@@ -27,26 +27,29 @@ class AsClient:
     Args:
         backend: the server's, shared.
         credentials: headers of what is asked for this client.
+
+    Attributes:
+        target: the server's.
     """
 
     def __init__(self, backend: Backend, credentials: Mapping[str, str]) -> None:
-        self._backend, self._credentials = backend, credentials
+        self.target, self._credentials = backend, credentials
 
     async def caps(self) -> Caps:
         """As the server's."""
         with sent_with(self._credentials):
-            return await self._backend.caps()
+            return await self.target.caps()
 
     def route(self, conversation: str, stream: Stream) -> dict[str, Any]:
         """As the server's."""
-        return self._backend.route(conversation, stream)
+        return self.target.route(conversation, stream)
 
     async def prefill(
         self, conversation: str, messages: Sequence[Wire], prompt: Prompt, *, partial: bool = False
     ) -> Usage:
         """As the server's."""
         with sent_with(self._credentials):
-            return await self._backend.prefill(conversation, messages, prompt, partial=partial)
+            return await self.target.prefill(conversation, messages, prompt, partial=partial)
 
     async def generate(
         self,
@@ -60,7 +63,7 @@ class AsClient:
     ) -> Generated:
         """As the server's."""
         with sent_with(self._credentials):
-            return await self._backend.generate(
+            return await self.target.generate(
                 *(conversation, messages, prompt),
                 max_tokens=max_tokens,
                 lookahead=lookahead,
@@ -70,57 +73,57 @@ class AsClient:
     async def promote(self, conversation: str) -> None:
         """As the server's."""
         with sent_with(self._credentials):
-            await self._backend.promote(conversation)
+            await self.target.promote(conversation)
 
     async def cancel(self, conversation: str) -> None:
         """As the server's."""
         with sent_with(self._credentials):
-            await self._backend.cancel(conversation)
+            await self.target.cancel(conversation)
 
     def settle(self, conversation: str) -> None:
         """As the server's."""
-        self._backend.settle(conversation)
+        self.target.settle(conversation)
 
     def committed(self, conversation: str) -> bool:
         """As the server's."""
-        return self._backend.committed(conversation)
+        return self.target.committed(conversation)
 
     async def deliver(self, conversation: str) -> bool:
         """As the server's."""
         with sent_with(self._credentials):
-            return await self._backend.deliver(conversation)
+            return await self.target.deliver(conversation)
 
     def undelivered(self, conversation: str) -> None:
         """As the server's."""
         with sent_with(self._credentials):
-            self._backend.undelivered(conversation)
+            self.target.undelivered(conversation)
 
     def spent(self, conversation: str) -> Usage:
         """As the server's."""
-        return self._backend.spent(conversation)
+        return self.target.spent(conversation)
 
     def release(self, conversation: str) -> None:
         """As the server's."""
         with sent_with(self._credentials):
-            self._backend.release(conversation)
+            self.target.release(conversation)
 
     def main_arrived(self, conversation: str) -> None:
         """As the server's."""
-        self._backend.main_arrived(conversation)
+        self.target.main_arrived(conversation)
 
     def main_first_token(self, conversation: str) -> None:
         """As the server's."""
-        self._backend.main_first_token(conversation)
+        self.target.main_first_token(conversation)
 
     def main_done(self, conversation: str) -> None:
         """As the server's."""
         with sent_with(self._credentials):
-            self._backend.main_done(conversation)
+            self.target.main_done(conversation)
 
     async def count(self, messages: Sequence[Wire], prompt: Prompt) -> int | None:
         """As the server's."""
         with sent_with(self._credentials):
-            return await self._backend.count(messages, prompt)
+            return await self.target.count(messages, prompt)
 
     async def aclose(self) -> None:
         """The server is shared with others."""

@@ -64,6 +64,7 @@ class Session:
         runtime: its lookahead.
         seen: the messages of its last request.
         chain: the chain digests of these.
+        asks: the first of these that is no system text.
         prompt: what else shaped that.
         tail: how many of its last messages are rewritten on every call.
         busy: a request of it is under way.
@@ -79,6 +80,7 @@ class Session:
     runtime: LookaheadRuntime[Wire]
     seen: list[Wire] = field(default_factory=list[Wire])
     chain: list[str] = field(default_factory=list[str])
+    asks: int = 0
     prompt: Prompt = field(default_factory=Prompt)
     tail: int = 0
     busy: bool = False
@@ -149,7 +151,7 @@ class Sessions:
         found, length = self._repeating(space, messages)
         if found is None:
             chain = self._digests(messages)
-            found, length = self._alike(space, messages, chain)
+            found, length = self._alike(space, chain)
         if found is None or found.busy:
             return await self._new(space, chain if chain is not None else self._digests(messages)), list(messages)
         if length < len(found.seen):
@@ -178,6 +180,7 @@ class Sessions:
         before, chain = session.chain, session.runtime.digests
         self._learn(session, messages, _shared(before, chain))
         session.seen, session.chain, session.size, session.resting = messages, chain, size, False
+        session.asks = next((i for i, m in enumerate(messages) if _is_asked(m)), len(messages))
         session.requests += 1
         self._opening.discard(session.name)
         self._sessions.pop(session.name, None)
@@ -223,16 +226,16 @@ class Sessions:
     # ---- which it is ---------------------------------------------------------------------------
 
     def _of(self, space: Space) -> list[Session]:
-        return [s for s in reversed(self._sessions.values()) if s.space == space]
+        return [s for s in reversed(self._sessions.values()) if s.space.id == space.id]
 
     def _repeating(self, space: Space, messages: Sequence[Wire]) -> tuple[Session | None, int]:
         """The conversation whose messages are repeated to the letter, which costs nothing to see, and how many are."""
-        return _longest((s, _repeated(s.seen, messages)) for s in self._of(space))
+        return _longest((s, _repeated(s.seen, messages, s.asks)) for s in self._of(space))
 
-    def _alike(self, space: Space, messages: Sequence[Wire], chain: Sequence[str]) -> tuple[Session | None, int]:
+    def _alike(self, space: Space, chain: Sequence[str]) -> tuple[Session | None, int]:
         """The same where a client renders them anew: mints ids, leaves reasoning out."""
         lengths = ((s, _shared(s.chain, chain)) for s in self._of(space))
-        enough = ((s, n) for s, n in lengths if n >= max(1, len(s.chain) - 1) and _asks(messages[:n]))
+        enough = ((s, n) for s, n in lengths if n >= max(1, len(s.chain) - 1) and s.asks < n)
         return _longest(enough)
 
     def _taken_back(self, session: Session, chain: Sequence[str], length: int) -> None:
@@ -285,13 +288,26 @@ def _longest(found: Iterable[tuple[Session, int]]) -> tuple[Session | None, int]
     return best
 
 
-def _repeated(seen: list[Wire], messages: Sequence[Wire]) -> int:
-    """How many messages are the same, where that is all of ``seen``, or all but the last; else 0."""
-    for length in (len(seen), len(seen) - 1):
-        with contextlib.suppress(RecursionError):
-            same = 0 < length <= len(messages) and seen[:length] == messages[:length]
-            if same and _asks(messages[:length]):
+def _repeated(seen: list[Wire], messages: Sequence[Wire], asks: int) -> int:
+    """How many messages are the same, where that is all of ``seen``, or all but the last; else 0.
+
+    Args:
+        seen: those of a conversation, which asks first at ``asks``.
+        messages: those of a request.
+        asks: see there.
+    """
+    most = len(seen)
+    if not asks < len(messages) >= most - 1 or most == 0:
+        return 0
+    try:
+        # Conversations that have most of their text in common (a system prompt) mostly differ in these.
+        if any(seen[i] != messages[i] for i in {asks, most - 2} if 0 <= i < most - 1):
+            return 0
+        for length in (most, most - 1):
+            if asks < length <= len(messages) and seen[:length] == messages[:length]:
                 return length
+    except RecursionError:
+        pass
     return 0
 
 
@@ -301,8 +317,8 @@ def _shared(a: Sequence[str], b: Sequence[str]) -> int:
     return bisect.bisect_left(range(most), True, key=lambda i: a[i] != b[i])
 
 
-def _asks(messages: Sequence[Wire]) -> bool:
-    return any(m.get("role") not in ("system", "developer") for m in messages)
+def _is_asked(message: Wire) -> bool:
+    return message.get("role") not in ("system", "developer")
 
 
 def space_of(given: Mapping[str, str], name: str | None, credentials: Mapping[str, str]) -> Space:
