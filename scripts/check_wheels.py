@@ -49,6 +49,7 @@ STRICT = ("-W", "error", "-W", "ignore:Importing Send from langgraph.constants i
 """Warnings are errors; the one that is not is trustcall's, which langmem imports."""
 OPTIONAL = {
     "smoothagent-autogen": {"bench": "harness"},
+    "smoothagent-gateway": {"bench": "harness"},
     "smoothagent-langchain": {
         "bench": "harness",
         "classic": "classic",

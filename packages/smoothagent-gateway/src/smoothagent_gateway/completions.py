@@ -120,6 +120,7 @@ class Completions:
         session, given, runtime = exchange.session, exchange.given, exchange.session.runtime
         first = runtime.record is None
         view = await self._view(exchange)
+        exchange.sent = len(view)
         if exchange.follows:
             self._sessions.take(session, given, len(body.data) + _MESSAGE_BYTES * len(given))
         if exchange.commit != "none":
@@ -178,7 +179,12 @@ class Completions:
         if not reading.heard:
             return
         session, usage = exchange.session, reading.answer.usage
-        turn = Turn(_number(usage, "prompt_tokens"), _cached(usage), reading.ttft, exchange.commit, exchange.known)
+        turn = Turn(
+            *(_number(usage, "prompt_tokens"), _cached(usage), reading.ttft),
+            commit=exchange.commit,
+            known_tokens=exchange.known,
+            messages=exchange.sent,
+        )
         session.turns.append(turn)
         self._figures.turn(turn, streamed=reading.streamed)
         message = reading.answer.message()
@@ -247,6 +253,7 @@ class Exchange:
         follows: the conversation goes on with it.
         commit: how it is a commit.
         known: of a commit, tokens of its prompt that were known when its lookahead was made.
+        sent: messages that go on to the server.
     """
 
     session: Session
@@ -255,6 +262,7 @@ class Exchange:
     follows: bool = True
     commit: str = "none"
     known: int | None = None
+    sent: int = 0
 
 
 class Reading:

@@ -45,6 +45,7 @@ class Turn(NamedTuple):
         ttft: seconds from its arrival to the first that the model said; of an answer that came at once, to that.
         commit: how it was one: ``hit``, ``late``, ``sync`` or ``none``.
         known_tokens: of a commit, tokens of its prompt that were known when its lookahead was made.
+        messages: that went on to the server.
     """
 
     prompt_tokens: int | None
@@ -52,6 +53,7 @@ class Turn(NamedTuple):
     ttft: float | None
     commit: str
     known_tokens: int | None = None
+    messages: int = 0
 
 
 @dataclass(eq=False)
