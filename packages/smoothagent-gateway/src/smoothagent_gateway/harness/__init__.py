@@ -30,8 +30,8 @@ from smoothagent_bench.measured import Measured
 from smoothagent_bench.record import Row
 from smoothagent_bench.rows import rows_of
 from smoothagent_bench.strategies import build, reached_hard
-from smoothagent_gateway.bench_agents import play_langgraph, play_openai, play_pydantic_ai
-from smoothagent_gateway.bench_stage import Heard, Stage
+from smoothagent_gateway.harness.agents import play_langgraph, play_openai, play_pydantic_ai
+from smoothagent_gateway.harness.stage import Heard, Stage
 
 KINDS = ("summarize", "offload", "keep-recent")
 """Strategies that can be run."""
