@@ -21,8 +21,14 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 LOWEST = (
-    *("--resolution", "lowest-direct", "--editable", ".[autogen,bench,gateway,langchain,llamaindex,miniagent]"),
+    *(
+        "--resolution",
+        "lowest-direct",
+        "--editable",
+        ".[autogen,bench,gateway,langchain,llamaindex,miniagent,openclaw]",
+    ),
     *("--editable", "packages/smoothagent-langchain[bench,classic,deepagents,langmem]"),
+    *("--editable", "packages/smoothagent-gateway[bench]"),
     *("--editable", "packages/smoothagent-autogen[bench]"),
     *("--editable", "packages/smoothagent-llamaindex[bench]", "--editable", "packages/smoothagent-miniagent[bench]"),
     *("--group", "test"),

@@ -9,8 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smoothagent.fidelity import Difference, Fidelity, Request, first_difference
+from smoothagent import BackendRefusedError
+from smoothagent.fidelity import (
+    Difference,
+    Fidelity,
+    Request,
+    _where,  # pyright: ignore[reportPrivateUsage]
+    first_difference,
+)
 from smoothagent.prompt import Prompt
+from smoothagent.quoting import quote_again, quote_nothing
+from smoothagent.serving.connection import refusal
 
 Wires = list[dict[str, Any]]
 TEXT = st.sampled_from(["", "a", "ab", "ab\n\u202ec", "漢字"])
@@ -247,3 +256,18 @@ def test_says_each_thing_once(commits: list[tuple[int, int | None]]) -> None:
     fidelity = Fidelity()
     said = [s for s in (fidelity.observe_commit(w, c, None) for w, c in commits) if s is not None]
     assert len(said) == len({s.split(":")[0].split("(")[0] for s in said}) <= 3
+
+
+def test_where_nothing_may_be_quoted_a_refusal_is_understood_all_the_same() -> None:
+    """A server's words tell what it can do; who serves others does not show them."""
+    error = refusal("POST /slots", 400, {}, "Invalid filename: SECRET")
+    assert "SECRET" in str(error)
+    quote_nothing()
+    try:
+        assert isinstance(error, BackendRefusedError)
+        assert str(error) == "POST /slots answered 400"
+        assert "filename" in error.words
+        difference = _where("SECRET one", "SECRET two")
+        assert "SECRET" not in difference
+    finally:
+        quote_again()

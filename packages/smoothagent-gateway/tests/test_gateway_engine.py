@@ -56,6 +56,10 @@ def test_what_is_sent_is_what_was_warmed(engine: EngineInfo, streams: bool) -> N
             ]
         turns = list(gateway.gateway.sessions.all()[0].turns)
         assert gateway.gateway.ledger.snapshot().late_commits == 0
+        notes = asyncio.run(gateway.gateway._backend.caps()).notes  # pyright: ignore[reportPrivateUsage]
+        assert not any("cannot be saved" in note for note in notes), (
+            "what the engine can do is seen through the gateway"
+        )
     cuts = 0
     for before, after in itertools.pairwise(turns):
         assert after.prompt_tokens is not None

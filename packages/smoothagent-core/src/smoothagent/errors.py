@@ -21,6 +21,8 @@ A message says what was wrong, with which value, and what to do about it.
 Cancellation (``asyncio.CancelledError``) is not an error and never becomes one.
 """
 
+from smoothagent.quoting import may_quote
+
 
 class SmoothAgentError(Exception):
     """Base of everything this package raises on purpose."""
@@ -59,11 +61,22 @@ class BackendRefusedError(BackendError):
 
     Attributes:
         status: HTTP status code.
+        said: the server's own words, which may quote what it was sent.
     """
 
-    def __init__(self, message: str, *, status: int) -> None:
+    def __init__(self, message: str, *, status: int, said: str = "") -> None:
         super().__init__(message)
-        self.status = status
+        self.status, self.said = status, said
+
+    def __str__(self) -> str:
+        """What happened, and what the server said where that may be quoted (`smoothagent.quoting`)."""
+        told = super().__str__()
+        return f"{told}: {self.said}" if self.said and may_quote() else told
+
+    @property
+    def words(self) -> str:
+        """All of it, to be looked through and not to be shown."""
+        return f"{super().__str__()} {self.said}"
 
 
 class RateLimitedError(BackendRefusedError):

@@ -26,7 +26,6 @@ from smoothagent.errors import (
     PromptTooLongError,
     RateLimitedError,
 )
-from smoothagent.quoting import may_quote
 from smoothagent.waiting import wrapped
 
 T = TypeVar("T")
@@ -332,13 +331,13 @@ def refusal(what: str, status: int, body: object, message: str) -> BackendError:
     details: Mapping[str, Any] = cast("Mapping[str, Any]", body) if isinstance(body, Mapping) else {}
     if status in (400, 413, 422, 500) and TOO_LONG.search(f"{words} {details.get('type')}"):
         sizes = _sizes(details, words)
-        said = f" The server said: {message}" if may_quote() else ""
         return PromptTooLongError(
-            f"{sizes} Lower the strategy's limits (hard, ceiling) or start the server with a larger context.{said}",
+            f"{sizes} Lower the strategy's limits (hard, ceiling) or start the server with a larger context. It was "
+            "refused",
             status=status,
+            said=message,
         )
-    said = f": {message[:500]}" if may_quote() else ""
-    return BackendRefusedError(f"{what} answered {status}{said}", status=status)
+    return BackendRefusedError(f"{what} answered {status}", status=status, said=message[:500])
 
 
 def _sizes(details: Mapping[str, Any], words: str) -> str:

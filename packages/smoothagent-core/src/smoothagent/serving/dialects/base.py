@@ -163,7 +163,7 @@ class Dialect(ABC):
 
     def missing_model(self, error: BackendError, prompt: Prompt) -> BackendError | ConfigurationError:
         """``error``, or a clearer one where the server does not know the model."""
-        if isinstance(error, BackendRefusedError) and MODEL_MISSING.search(str(error)):
+        if isinstance(error, BackendRefusedError) and MODEL_MISSING.search(error.words):
             return ConfigurationError(
                 f"the server at {self.link.base_url} has no model {self.model(prompt)!r}; it serves {self._listed()}"
             )

@@ -84,7 +84,7 @@ class Textual(Dialect):
 
     def learn(self, error: BackendRefusedError) -> bool:
         """Whether the request is to be sent again, without what the server has just refused."""
-        words = str(error)
+        words = error.words
         if "max_completion_tokens" in words and self.limit_field == "max_tokens":
             self.limit_field = "max_completion_tokens"
             return True

@@ -104,7 +104,7 @@ class VLLM(Textual):
 
     def learn(self, error: BackendRefusedError) -> bool:
         """Priorities are refused unless the scheduler uses them."""
-        if self._priorities and "priority" in str(error).lower():
+        if self._priorities and "priority" in error.words.lower():
             self._priorities = False
             self.notes["priority"] = (
                 "vLLM: priorities are off, so lookahead work is only paced from here. Start with "

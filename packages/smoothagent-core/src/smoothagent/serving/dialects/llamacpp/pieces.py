@@ -137,7 +137,7 @@ class SlotWork:
         except RateLimitedError:
             raise
         except BackendRefusedError as error:
-            return "filename" in str(error).lower()
+            return "filename" in error.words.lower()
         return False
 
     def _check_hangs(self) -> None:
