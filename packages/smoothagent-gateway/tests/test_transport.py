@@ -277,3 +277,24 @@ def test_no_text_is_logged_where_warming_does_not_pay(caplog: pytest.LogCaptureF
             gateway.idle()
             server.fail = [400] if number % 3 else []
     assert "SECRET" not in caplog.text
+
+
+@pytest.mark.parametrize("usage", ["1e400", "-5", "9" * 400, '"x"', "[1]", "true", "null"])
+@pytest.mark.parametrize("streams", [False, True])
+def test_counts_that_cannot_be_cost_nobody_an_answer(usage: str, streams: bool) -> None:
+    counts = f'{{"prompt_tokens":{usage},"completion_tokens":{usage},"prompt_tokens_details":{{"cached_tokens":{usage}}}}}'
+    said = '{"choices":[{"index":0,"%s":{"role":"assistant","content":"a"},"finish_reason":"stop"}],"usage":%s}'
+
+    def answer(head: bytes, body: bytes) -> list[bytes | float]:
+        if not streams:
+            return [answered((said % ("message", counts)).encode())]
+        event = b"data: " + (said % ("delta", counts)).encode() + b"\n\n"
+        return [STREAM, chunked(event), chunked(b"data: [DONE]\n\n"), b"0\r\n\r\n"]
+
+    with raw(answer) as server, running(server.url, dialect="openai") as gateway, http() as client:
+        for number in (1, 2):
+            call = {"messages": turns(number), "stream": streams}
+            response = client.post(f"{gateway.url}/chat/completions", json=call)
+            assert response.status_code == 200
+            assert b'"content":"a"' in response.content
+        assert len(gateway.gateway.sessions) == 1

@@ -38,6 +38,8 @@ _KINDS = {"lookahead": "hit", "late": "late", "sync": "sync"}
 """How a commit is told (`smoothagent.CommitReport`)."""
 _NOT_ASKED = (400, 422)
 """Statuses of servers that do not know ``stream_options``."""
+_MOST = 2**48
+"""Tokens beyond which a count is none."""
 _MESSAGE_BYTES = 1000
 """Bytes that a message takes besides its text."""
 Call = dict[str, Any]
@@ -145,7 +147,8 @@ class Completions:
                 ended = True  # whatever comes of it
                 reading.ended()
                 await over.__aexit__(*((None, None, None) if reading.heard else (GoneError, GoneError(), None)))
-                self._answered(exchange, reading)
+                with harmless("a conversation's next prompt"):
+                    self._answered(exchange, reading)
                 self._sessions.free(session)
 
             reading = Reading(arrived, request, planned, end)
@@ -191,8 +194,7 @@ class Completions:
         if message is not None and exchange.follows:
             given = exchange.given
             end = len(given) - min(session.tail, len(given))
-            with harmless("a conversation's next prompt"):
-                session.runtime.on_segment_boundary([*given[:end], message, *given[end:]], prompt=session.prompt)
+            session.runtime.on_segment_boundary([*given[:end], message, *given[end:]], prompt=session.prompt)
 
     # ---- on to the server and back -------------------------------------------------------------
 
@@ -421,7 +423,7 @@ def _without_text(error: Exception) -> str:
 
 def _number(usage: Mapping[str, Any] | None, name: str) -> int | None:
     value = None if usage is None else usage.get(name)
-    return value if isinstance(value, int) else None
+    return value if isinstance(value, int) and 0 <= value < _MOST else None
 
 
 def _cached(usage: Mapping[str, Any] | None) -> int | None:
