@@ -282,7 +282,9 @@ def test_no_text_is_logged_where_warming_does_not_pay(caplog: pytest.LogCaptureF
 @pytest.mark.parametrize("usage", ["1e400", "-5", "9" * 400, '"x"', "[1]", "true", "null"])
 @pytest.mark.parametrize("streams", [False, True])
 def test_counts_that_cannot_be_cost_nobody_an_answer(usage: str, streams: bool) -> None:
-    counts = f'{{"prompt_tokens":{usage},"completion_tokens":{usage},"prompt_tokens_details":{{"cached_tokens":{usage}}}}}'
+    counts = (
+        f'{{"prompt_tokens":{usage},"completion_tokens":{usage},"prompt_tokens_details":{{"cached_tokens":{usage}}}}}'
+    )
     said = '{"choices":[{"index":0,"%s":{"role":"assistant","content":"a"},"finish_reason":"stop"}],"usage":%s}'
 
     def answer(head: bytes, body: bytes) -> list[bytes | float]:
