@@ -62,7 +62,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 def running(upstream: str, strategy: Callable[[], LookaheadStrategy] = window, **more: Any) -> Generator[Running]:
     """A gateway before ``upstream``, for as long as the context lasts."""
     gateway = Gateway(Settings(upstream, strategy, port=0, **more))
-    config = uvicorn.Config(gateway.app, log_level="error", lifespan="on", timeout_graceful_shutdown=2)
+    config = uvicorn.Config(gateway.app, ws="none", log_level="error", lifespan="on", timeout_graceful_shutdown=2)
     server = uvicorn.Server(config)
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))

@@ -85,6 +85,7 @@ class Announced(uvicorn.Server):
             Gateway(settings).app,
             host=settings.host,
             port=settings.port,
+            ws="none",
             log_level="warning",
             access_log=False,
             server_header=False,
