@@ -48,8 +48,8 @@ class Document:
     def __init__(self, text: str, name: str = "the configuration") -> None:
         self.text, self._name = text, name
         self._lines = [0]
-        for line in text.splitlines(keepends=True):
-            self._lines.append(self._lines[-1] + len(line))
+        for line in text.split("\n"):  # as the parser counts: U+0085 and its like end none
+            self._lines.append(self._lines[-1] + len(line) + 1)
         try:
             self._value: Any = loads(text)
             root: Any = loads(text, loader=ModelLoader()).value
