@@ -221,6 +221,44 @@ def test_a_client_that_goes_on_as_soon_as_it_can_is_the_same_one() -> None:
         wait_for(lambda: not gateway.gateway.sessions.all()[0].busy)
 
 
+def test_a_stream_that_closes_late_does_not_free_the_next_request() -> None:
+    """The first is over for its client at its end, and closed by the server while the next is answered."""
+    closing = threading.Event()
+
+    def answer(head: bytes, body: bytes) -> list[bytes | float]:
+        said = b'data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
+        if len(json.loads(body)["messages"]) == 1:
+            return [STREAM, chunked(said), 0.3, b"0\r\n\r\n"]
+        return [STREAM, chunked(b": wait\n\n"), 20.0]
+
+    def next_one(gateway: Running) -> None:
+        messages = [
+            {"role": "user", "content": "q"},
+            {"role": "assistant", "content": "a"},
+            {"role": "user", "content": "b"},
+        ]
+        call = {"messages": messages, "stream": True}
+        with http() as client, client.stream("POST", f"{gateway.url}/chat/completions", json=call):
+            closing.wait(20)
+
+    with raw(answer) as server, running(server.url, dialect="openai") as gateway, http() as client:
+        call = {"messages": [{"role": "user", "content": "q"}], "stream": True}
+        with client.stream("POST", f"{gateway.url}/chat/completions", json=call) as response:
+            chunks = response.iter_raw()
+            while b"[DONE]" not in next(chunks):
+                pass
+            thread = threading.Thread(target=next_one, args=(gateway,))
+            thread.start()
+            (session,) = gateway.gateway.sessions.all()
+            wait_for(lambda: session.requests == 2)
+            assert not list(chunks)  # the server has closed the first
+            wait_for(lambda: gateway.gateway.figures.open == 1)
+            assert session.busy
+        closing.set()
+        thread.join()
+        wait_for(lambda: not session.busy)
+
+
 @pytest.mark.parametrize("field", ["tools", "extra_body", "temperature", "model", "stop", "reasoning", "user", "n"])
 @pytest.mark.parametrize("value", [5, True, "x", [1], {"a": [None]}, None])
 def test_fields_of_any_type_go_on_to_the_server(field: str, value: Any) -> None:

@@ -106,8 +106,9 @@ class Completions:
             self._say_once("history", f"a request goes on as it is: {_without_text(error)}")
             await self._aside(scope, send, arrived, body, credentials)
             return
-        with self._sessions.using(session):
-            await self._turn(scope, send, arrived, body, Exchange(session, given, prompt))
+        exchange = Exchange(session, given, prompt)
+        with self._sessions.using(session, exchange):
+            await self._turn(scope, send, arrived, body, exchange)
 
     async def _aside(
         self, scope: Scope, send: Send, arrived: float, body: Body, credentials: Mapping[str, str]
@@ -149,7 +150,7 @@ class Completions:
                 await over.__aexit__(*((None, None, None) if reading.heard else (GoneError, GoneError(), None)))
                 with harmless("a conversation's next prompt"):
                     self._answered(exchange, reading)
-                self._sessions.free(session)
+                self._sessions.free(session, exchange)
 
             reading = Reading(arrived, request, planned, end)
             try:

@@ -69,7 +69,7 @@ class Session:
         asks: the first of these that is no system text.
         prompt: what else shaped that.
         tail: how many of its last messages are rewritten on every call.
-        busy: a request of it is under way.
+        held: by whose request is under way; None where none is.
         requests: how many it had.
         used: when the last one came, on the monotonic clock.
         size: bytes of that.
@@ -85,12 +85,17 @@ class Session:
     asks: int = 0
     prompt: Prompt = field(default_factory=Prompt)
     tail: int = 0
-    busy: bool = False
+    held: object = None
     requests: int = 0
     used: float = 0.0
     size: int = 0
     turns: deque[Turn] = field(default_factory=lambda: deque[Turn](maxlen=_TURNS))
     resting: bool = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request of it is under way."""
+        return self.held is not None
 
     def told(self, prompt: Prompt) -> Prompt:
         """A request's prompt: the same object as long as it is the same, since another one is counted anew."""
@@ -162,20 +167,27 @@ class Sessions:
         return found, [*same, *messages[len(same) :]]
 
     @contextlib.contextmanager
-    def using(self, session: Session) -> Generator[None]:
-        """While a request is answered; `free` ends it before that. One that was never taken is none."""
-        session.busy, session.used = True, self._clock()
+    def using(self, session: Session, holder: object) -> Generator[None]:
+        """While a request is answered; `free` ends it before that. One that was never taken is none.
+
+        Args:
+            session: the conversation.
+            holder: stands for the request: the next one may have begun when this one ends.
+        """
+        session.held, session.used = holder, self._clock()
         try:
             yield
         finally:
-            self.free(session)
+            self.free(session, holder)
             if session.name in self._opening:
                 self._opening.discard(session.name)
                 session.runtime.close()
 
-    def free(self, session: Session) -> None:
+    def free(self, session: Session, holder: object) -> None:
         """It has been answered: the next request may be its own."""
-        session.busy, session.used = False, self._clock()
+        session.used = self._clock()
+        if session.held is holder:
+            session.held = None
 
     def take(self, session: Session, messages: list[Wire], size: int) -> None:
         """The conversation has gone on with these messages, which its runtime has taken."""
