@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import socket
@@ -300,3 +301,15 @@ def test_counts_that_cannot_be_cost_nobody_an_answer(usage: str, streams: bool) 
             assert response.status_code == 200
             assert b'"content":"a"' in response.content
         assert len(gateway.gateway.sessions) == 1
+
+
+def test_a_gateway_in_a_process_leaves_its_other_event_loops_alone() -> None:
+    """uvicorn before 0.36 makes uvloop the whole process's, which a library must not."""
+
+    async def name() -> str:
+        return type(asyncio.get_running_loop()).__module__
+
+    before = asyncio.run(name())
+    with serving(AgentServer()) as server, running(server.url):
+        assert asyncio.run(name()) == before
+    assert asyncio.run(name()) == before
