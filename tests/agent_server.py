@@ -145,8 +145,15 @@ def _settled(threads: Pooled) -> bool:
 
 
 def _shared(a: str, b: str) -> int:
-    n = min(len(a), len(b))
-    return n if a[:n] == b[:n] else next(i for i in range(n) if a[i] != b[i])
+    """Characters with which both begin; by halves, since there are many of them."""
+    same, end = 0, min(len(a), len(b))
+    while same < end:
+        middle = (same + end + 1) // 2
+        if a[same:middle] == b[same:middle]:
+            same = middle
+        else:
+            end = middle - 1
+    return same
 
 
 def _handler(server: AgentServer) -> type[BaseHTTPRequestHandler]:  # noqa: C901  a handler is a class of closures

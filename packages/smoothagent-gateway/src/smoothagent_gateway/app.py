@@ -47,6 +47,7 @@ from smoothagent_gateway.records import Records
 from smoothagent_gateway.sessions import Sessions, Space, Wire
 from smoothagent_gateway.settings import Settings, is_loopback
 from smoothagent_gateway.strategies import made_with
+from smoothagent_gateway.summaries import Summaries
 from smoothagent_gateway.upstream import BrokenError, Upstream
 
 log = logging.getLogger("smoothagent.gateway")
@@ -96,6 +97,7 @@ class Gateway:
                 Route(f"{OWN}/state", _Endpoint(self._state)),
                 Route(f"{OWN}/metrics", _Endpoint(self._metrics)),
                 Route(f"{OWN}/offloaded/{{ref}}", _Endpoint(self._offloaded)),
+                Route(f"{OWN}/summary", _Endpoint(Summaries(settings, self._backend, self.sessions)), methods=["POST"]),
             ],
             lifespan=self._lifespan,
         )

@@ -29,10 +29,12 @@ class Space:
 
     Attributes:
         id: tells them apart.
+        client: tells clients apart, whatever they name.
         credentials: headers that the client authorizes itself with.
     """
 
     id: str
+    client: str = field(default="", compare=False)
     credentials: Mapping[str, str] = field(compare=False, repr=False, default_factory=dict[str, str])
 
 
@@ -137,7 +139,7 @@ class Sessions:
         self._make, self._records, self._clock = make, records, clock
         self._limit, self._idle, self._memory, self._tail = limit, idle_seconds, memory_bytes, tail
         self._sessions: OrderedDict[str, Session] = OrderedDict()
-        self._tails: OrderedDict[Space, int] = OrderedDict()
+        self._tails: OrderedDict[str, int] = OrderedDict()
         self._opening: set[str] = set()
         self._codec = OpenAICodec()
 
@@ -273,7 +275,7 @@ class Sessions:
             session.tail = 0
         elif shared == len(before) - 1 and now[-1].get("role") == before[-1].get("role"):
             session.tail = 1
-        self._tails[session.space] = session.tail
+        self._tails[session.space.client] = session.tail
 
     async def _new(self, space: Space, chain: Sequence[str]) -> Session:
         committed = await self._records.find(space.id, chain)
@@ -282,7 +284,7 @@ class Sessions:
             name = committed.name
         self._opening.add(name)
         session = Session(space, name, self._make(space, name))
-        session.tail = self._tail if self._tail is not None else self._tails.get(space, 0)
+        session.tail = self._tail if self._tail is not None else self._tails.get(space.client, 0)
         session.runtime.restore(None if committed is None else committed.record)
         return session
 
@@ -343,5 +345,9 @@ def space_of(given: Mapping[str, str], name: str | None, credentials: Mapping[st
         name: what its client calls the conversation.
         credentials: what goes upstream for it.
     """
-    parts = "\0".join([*(f"{k}={v}" for k, v in sorted(given.items())), name or ""])
-    return Space(hashlib.sha256(parts.encode("utf-8", "surrogatepass")).hexdigest()[:24], credentials)
+    client = "\0".join(f"{k}={v}" for k, v in sorted(given.items()))
+    return Space(_hashed(f"{client}\0{name or ''}"), _hashed(client), credentials)
+
+
+def _hashed(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:24]

@@ -27,8 +27,8 @@ HOP_BY_HOP = frozenset(
     }
 )
 """Headers of one connection (RFC 9110, 7.6.1)."""
-_OURS = frozenset({b"host", b"content-length", b"expect"})
-"""Request headers that are made anew."""
+_OURS = frozenset({b"host", b"content-length", b"expect", b"x-smoothagent-session"})
+"""Request headers that are made anew, or are for the gateway alone."""
 _CONNECT_SECONDS = 10.0
 _AT_ONCE_SECONDS = 0.25
 """Seconds within which a connection breaks that had been closed already."""
