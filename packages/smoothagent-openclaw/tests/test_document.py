@@ -119,3 +119,34 @@ def test_a_change_is_that_change(data: st.DataObject, value: dict[str, Any], pat
     if before is MISSING:
         del at[path[-1]]
         assert loads(made.remove(path).text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("{a: []}", '{a: [\n  "x"\n]}'),
+        ("{a: [1]}", '{a: [1, "x"]}'),
+        ("{a: [1,]}", '{a: [1, "x",]}'),
+        ("{\n  a: [\n    1, // one\n    2 // two\n  ]\n}", '{\n  a: [\n    1, // one\n    2, // two\n    "x"\n  ]\n}'),
+        ("{\n  a: [\n    1, // one\n  ],\n}", '{\n  a: [\n    1, // one\n    "x",\n  ],\n}'),
+    ],
+)
+def test_a_value_is_added_to_a_list(text: str, expected: str) -> None:
+    made = Document(text).append(["a"], "x")
+    assert made.text == expected
+    values = made.get(["a"])
+    assert made.remove(["a", len(values) - 1]).get(["a"]) == values[:-1]
+    assert made.remove(["a", 0]).get(["a"]) == values[1:]
+
+
+@pytest.mark.parametrize("text", ["{\n  a: 1, // note\n}", "{\n  a: 1 // note\n}", "{\n  a: 1, /* note */\n}"])
+def test_a_comment_stays_on_its_line(text: str) -> None:
+    lines = Document(text).set(["b"], 2).text.split("\n")
+    assert "note" in lines[1]
+    assert lines[1].lstrip().startswith("a: 1,")
+
+
+def test_nothing_is_added_to_what_is_no_list() -> None:
+    assert Document("{}").append(["a", "b"], 1).get(["a", "b"]) == [1]
+    with pytest.raises(ConfigurationError, match=r"gateway\.port is no list"):
+        Document(USERS).append(["gateway", "port"], 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,23 @@ from smoothagent import ConfigurationError, Summarize
 from smoothagent_openclaw.changes import WINDOW
 from smoothagent_openclaw.command import openclaw, settings_for
 from smoothagent_openclaw.doctor import Finding, examined
-from smoothagent_openclaw.places import backup_of, beside, config_path, recall
+from smoothagent_openclaw.places import backup_of, beside, config_path, plugin_folder, recall
+from smoothagent_openclaw.plugin import is_as_shipped
 from test_document import USERS
 
 CONFIG = USERS.replace("'http://127.0.0.1:1234/v1'", "'http://127.0.0.1:1234/v1', api: 'openai-completions'")
+
+
+@pytest.fixture(autouse=True)
+def an_openclaw(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """On the path, with a plugin for the provider ``vllm``."""
+    folder = tmp_path_factory.mktemp("openclaw")
+    (folder / "openclaw").write_text("#!/bin/sh\necho OpenClaw 2026.9.6\n")
+    (folder / "openclaw").chmod(0o755)
+    manifest = folder / "dist" / "extensions" / "vllm" / "openclaw.plugin.json"
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text('{"id": "vllm", "providers": ["vllm"]}')
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
 
 
 @pytest.fixture
@@ -34,7 +48,14 @@ def test_configure_and_back(config: Path, capsys: pytest.CaptureFixture[str]) ->
     provider = told["models"]["providers"]["sa"]
     assert provider["baseUrl"] == "http://127.0.0.1:8091/v1"
     assert [m.get("contextWindow") for m in provider["models"]] == [WINDOW, WINDOW]
-    assert told["agents"]["defaults"]["compaction"] == {"enabled": False, "memoryFlush": {"enabled": False}}
+    off = {"enabled": False, "memoryFlush": {"enabled": False}}
+    assert told["agents"]["defaults"]["compaction"] == {**off, "provider": "smoothagent"}
+    folder = plugin_folder(config)
+    assert told["plugins"] == {
+        "load": {"paths": [str(folder)]},
+        "entries": {"smoothagent": {"enabled": True, "config": {"gateway": "http://127.0.0.1:8091", "provider": "sa"}}},
+    }
+    assert is_as_shipped(folder, "sa")
     for comment in ("// my claw", "/* mine */", "// local ones", "// llama", "// last", "// end"):
         assert comment in config.read_text()
     assert backup_of(config).read_text() == CONFIG
@@ -45,8 +66,77 @@ def test_configure_and_back(config: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "24576 tokens" in said
 
     assert openclaw(["unconfigure", "--config", str(config)]) == 0
-    assert loads(config.read_text()) == loads(CONFIG)
-    assert "// llama" in config.read_text()
+    assert config.read_text() == CONFIG, "to the byte"
+    assert not beside(config).exists()
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    "plugins",
+    [
+        "{}",
+        "{ // none yet\n  }",
+        "{ load: { paths: ['/a', '/b',] } }",
+        "{ load: { paths: [\n      '/a', // mine\n    ] }, allow: ['telegram'] }",
+        "{ entries: { telegram: { enabled: true } }, allow: [] }",
+        "{ entries: { smoothagent: { enabled: false } } }",
+    ],
+)
+@pytest.mark.parametrize("touched", [False, True])
+def test_its_users_plugins_stay(config: Path, plugins: str, touched: bool) -> None:
+    text = CONFIG.replace("  agents:", f"  plugins: {plugins},\n  agents:")
+    config.write_text(text)
+    before = loads(text)["plugins"]
+    openclaw(["configure", "--config", str(config)])
+    made = loads(config.read_text())["plugins"]
+    assert made["load"]["paths"] == [*before.get("load", {}).get("paths", []), str(plugin_folder(config))]
+    assert made["entries"].keys() == before.get("entries", {}).keys() | {"smoothagent"}
+    assert made.get("allow") == ([*before["allow"], "smoothagent"] if "allow" in before else None)
+    assert ("// mine" in text) == ("// mine" in config.read_text())
+    if touched:
+        added = (
+            config.read_text().replace("18792", "18793").replace('smoothagent-plugin"', "smoothagent-plugin\", '/c'")
+        )
+        config.write_text(added)
+    openclaw(["unconfigure", "--config", str(config)])
+    if not touched:
+        assert config.read_text() == text
+        return
+    after = loads(config.read_text())
+    assert after["gateway"]["port"] == 18793
+    assert after["plugins"]["load"]["paths"] == [*before.get("load", {}).get("paths", []), "/c"]
+    left = {k: v for k, v in after["plugins"].items() if k != "load"}
+    assert left == {k: v for k, v in before.items() if k != "load"}
+
+
+def test_without_the_plugin(config: Path) -> None:
+    openclaw(["configure", "--config", str(config), "--no-plugin"])
+    told = loads(config.read_text())
+    assert "plugins" not in told
+    assert "provider" not in told["agents"]["defaults"]["compaction"]
+    assert not plugin_folder(config).exists()
+    assert all(finding.fine for finding in found(config, served(STATE)))
+
+
+def test_a_provider_that_openclaw_has_a_plugin_for_is_not_marked(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = CONFIG.replace("sa: {", "vllm: {").replace("sa/m", "vllm/m")
+    config.write_text(text)
+    openclaw(["configure", "--config", str(config)])
+    assert loads(config.read_text())["plugins"]["entries"]["smoothagent"]["config"] == {
+        "gateway": "http://127.0.0.1:8091"
+    }
+    assert is_as_shipped(plugin_folder(config), None)
+    assert "vllm is a plugin of OpenClaw's own" in capsys.readouterr().out
+    assert all(finding.fine for finding in found(config, served(STATE)))
+
+
+def test_a_folder_of_anothers_is_not_overwritten(config: Path) -> None:
+    plugin_folder(config).mkdir()
+    with pytest.raises(ConfigurationError, match="is not ours"):
+        openclaw(["configure", "--config", str(config)])
+    assert config.read_text() == CONFIG
     assert not beside(config).exists()
 
 
@@ -54,6 +144,7 @@ def test_a_dry_run_changes_nothing(config: Path, capsys: pytest.CaptureFixture[s
     assert openclaw(["configure", "--config", str(config), "--dry-run"]) == 0
     assert config.read_text() == CONFIG
     assert not backup_of(config).exists()
+    assert not plugin_folder(config).exists()
     assert "+" in capsys.readouterr().out
     openclaw(["configure", "--config", str(config)])
     changed = config.read_text()
@@ -165,7 +256,7 @@ def served(state: Any, models: int = 200) -> httpx.Client:
     return httpx.Client(transport=httpx.MockTransport(answer))
 
 
-STATE = {"conversations": [{"requests": 7}], "known": 1, "commits": {"hit": 2, "sync": 1}}
+STATE = {"conversations": [{"requests": 7, "named_by_client": True}], "known": 1, "commits": {"hit": 2, "sync": 1}}
 
 
 def found(config: Path, client: httpx.Client) -> list[Finding]:
@@ -197,6 +288,23 @@ def test_doctor_says_what_is_not(config: Path, old: str, new: str, says: str) ->
     wrong = [finding for finding in found(config, served(STATE)) if not finding.fine]
     assert any(says in finding.what + finding.remedy for finding in wrong)
     assert all(finding.remedy for finding in wrong)
+
+
+def test_doctor_says_what_is_amiss_with_the_plugin(config: Path) -> None:
+    openclaw(["configure", "--config", str(config)])
+    unnamed = {**STATE, "conversations": [{"requests": 7, "named_by_client": False}]}
+    [wrong] = [finding for finding in found(config, served(unnamed)) if not finding.fine]
+    assert wrong.remedy == "start OpenClaw again: it loads the plugin"
+    (plugin_folder(config) / "index.ts").write_text("")
+    [wrong] = [finding for finding in found(config, served(STATE)) if not finding.fine]
+    assert "the plugin in" in wrong.what
+    text = config.read_text()
+    config.write_text(text.replace('"load": {', '"deny": ["smoothagent"], "enabled": false, "load": {'))
+    wrong = [finding.what for finding in found(config, served(STATE)) if not finding.fine]
+    assert any("plugins.enabled" in what for what in wrong)
+    assert any("plugins.deny" in what for what in wrong)
+    config.write_text(text.replace(str(plugin_folder(config)), "/elsewhere"))
+    assert any("plugins.load.paths" in finding.what for finding in found(config, served(STATE)) if not finding.fine)
 
 
 def test_doctor_without_a_gateway(config: Path) -> None:

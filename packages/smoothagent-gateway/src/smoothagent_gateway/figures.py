@@ -107,6 +107,7 @@ class Figures:
             "conversations": [
                 {
                     "name": s.name,
+                    "named_by_client": s.space.named,
                     "requests": s.requests,
                     "busy": s.busy,
                     "messages": len(s.seen),

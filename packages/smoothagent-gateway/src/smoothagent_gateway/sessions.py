@@ -30,11 +30,13 @@ class Space:
     Attributes:
         id: tells them apart.
         client: tells clients apart, whatever they name.
+        named: the client has named it.
         credentials: headers that the client authorizes itself with.
     """
 
     id: str
     client: str = field(default="", compare=False)
+    named: bool = field(default=False, compare=False)
     credentials: Mapping[str, str] = field(compare=False, repr=False, default_factory=dict[str, str])
 
 
@@ -346,7 +348,7 @@ def space_of(given: Mapping[str, str], name: str | None, credentials: Mapping[st
         credentials: what goes upstream for it.
     """
     client = "\0".join(f"{k}={v}" for k, v in sorted(given.items()))
-    return Space(_hashed(f"{client}\0{name or ''}"), _hashed(client), credentials)
+    return Space(_hashed(f"{client}\0{name or ''}"), _hashed(client), name is not None, credentials)
 
 
 def _hashed(text: str) -> str:

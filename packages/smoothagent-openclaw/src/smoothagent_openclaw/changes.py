@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from smoothagent import ConfigurationError
 from smoothagent_openclaw.document import MISSING, Document
 from smoothagent_openclaw.places import Original
+from smoothagent_openclaw.plugin import ID
 
 API = "openai-completions"
 """The API that the gateway speaks."""
@@ -83,8 +84,29 @@ def route_in(document: Document, provider: str | None) -> Route:
     )
 
 
-def changed(document: Document, route: Route, gateway: str) -> tuple[Document, list[Original]]:
-    """The configuration with which a provider's requests go through a gateway, and what it had before."""
+class Plugin(NamedTuple):
+    """Our plugin, as OpenClaw is told of it.
+
+    Attributes:
+        folder: where it lies.
+        provider: the provider whose requests it marks; None for none.
+    """
+
+    folder: str
+    provider: str | None
+
+
+def changed(
+    document: Document, route: Route, gateway: str, plugin: Plugin | None = None
+) -> tuple[Document, list[Original]]:
+    """The configuration with which a provider's requests go through a gateway, and what it had before.
+
+    Args:
+        document: the configuration.
+        route: the provider.
+        gateway: the gateway's API.
+        plugin: loaded by OpenClaw.
+    """
     wanted: list[tuple[list[str | int], Any]] = [
         (["models", "providers", route.provider, "baseUrl"], gateway),
         *((path, WINDOW) for path in route.windows),
@@ -92,6 +114,19 @@ def changed(document: Document, route: Route, gateway: str) -> tuple[Document, l
         ([*_COMPACTION, "memoryFlush", "enabled"], False),
     ]
     originals = list[Original]()
+    lists = list[tuple[list[str | int], Any]]()
+    if plugin is not None:
+        told = {"gateway": gateway.removesuffix("/v1"), **({"provider": plugin.provider} if plugin.provider else {})}
+        wanted.append(([*_COMPACTION, "provider"], ID))
+        wanted.append((["plugins", "entries", ID], {"enabled": True, "config": told}))
+        lists.append((["plugins", "load", "paths"], plugin.folder))
+        if isinstance(document.get(["plugins", "allow"]), list):  # then what is not in it is not loaded
+            lists.append((["plugins", "allow"], ID))
+    for path, item in lists:
+        there = document.get(path)
+        if not isinstance(there, list) or item not in there:
+            originals.append(Original(path, there is not MISSING, None, item, item=True))
+            document = document.append(path, item)
     for path, value in wanted:
         before = document.get(path)
         if before != value:
@@ -105,6 +140,9 @@ def restored(document: Document, originals: list[Original]) -> tuple[Document, l
     left = list[str]()
     for original in reversed(originals):
         now = document.get(original.path)
+        if original.item:
+            document = _without_item(document, original)
+            continue
         if now is MISSING and not original.existed:
             continue
         if now != original.written:
@@ -115,6 +153,17 @@ def restored(document: Document, originals: list[Original]) -> tuple[Document, l
             document = document.remove(original.path)
             document = _without_empty(document, original.path[:-1])
     return document, left
+
+
+def _without_item(document: Document, original: Original) -> Document:
+    """Without a value that was added to a list; without the list where that was made for it."""
+    now = document.get(original.path)
+    items = cast("list[Any]", now) if isinstance(now, list) else []
+    if original.written in items:
+        document = document.remove([*original.path, items.index(original.written)])
+        if not original.existed and document.get(original.path) == []:
+            document = _without_empty(document.remove(original.path), original.path[:-1])
+    return document
 
 
 def _without_empty(document: Document, path: list[str | int]) -> Document:

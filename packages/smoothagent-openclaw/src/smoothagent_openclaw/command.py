@@ -16,7 +16,7 @@ from platformdirs import user_state_path
 from smoothagent import ConfigurationError
 from smoothagent_gateway import Settings, read_settings
 from smoothagent_gateway.command import serve
-from smoothagent_openclaw.changes import changed, restored, route_in
+from smoothagent_openclaw.changes import Plugin, changed, restored, route_in
 from smoothagent_openclaw.doctor import Finding, examined
 from smoothagent_openclaw.document import Document
 from smoothagent_openclaw.places import (
@@ -24,11 +24,14 @@ from smoothagent_openclaw.places import (
     backup_of,
     beside,
     config_path,
+    digest_of,
+    plugin_folder,
     read,
     recall,
     remember,
     write,
 )
+from smoothagent_openclaw.plugin import install, may_be_marked, remove
 
 PORT = 8091
 
@@ -62,17 +65,22 @@ def configure(path: Path, options: argparse.Namespace) -> int:
         raise ConfigurationError(
             f"--hard {hard}: it must lie below the model's contextWindow, which is {route.window} tokens"
         )
-    made, originals = changed(document, route, f"http://127.0.0.1:{options.port}/v1")
+    plugin = None if options.no_plugin else _plugin(path, route.provider)
+    made, originals = changed(document, route, f"http://127.0.0.1:{options.port}/v1", plugin)
     _say(_difference(text, made.text, path))
     if options.dry_run:
         return 0
     shutil.copy2(path, backup_of(path))
+    if plugin is not None:
+        install(plugin_folder(path), plugin.provider)
     told = Remembered(
         *(route.upstream, route.provider, route.model, route.window),
         hard=hard,
         keep=options.keep,
         port=options.port,
         originals=originals,
+        plugin=plugin is not None,
+        digest=digest_of(made.text),
     )
     remember(path, told)  # first: what was changed and is not remembered could not be undone
     write(path, made.text)
@@ -84,20 +92,40 @@ def configure(path: Path, options: argparse.Namespace) -> int:
     return 0
 
 
+def _plugin(path: Path, provider: str) -> Plugin:
+    marked = may_be_marked(provider)
+    if marked is None:
+        _say("openclaw is not on the path: its sessions are told apart by their messages alone\n")
+    elif not marked:
+        _say(f"{provider} is a plugin of OpenClaw's own: its sessions are told apart by their messages alone\n")
+    return Plugin(str(plugin_folder(path)), provider if marked else None)
+
+
 def unconfigure(path: Path, *, dry: bool) -> int:
     """Put back what `configure` has changed; other changes stay."""
     told = recall(path)
     if told is None:
         raise ConfigurationError(f"{path} was not configured by smoothagent: there is nothing to undo")
     text = read(path)
-    made, left = restored(Document(text, str(path)), told.originals)
-    _say(_difference(text, made.text, path))
+    made, left = _undone(path, text, told)
+    _say(_difference(text, made, path))
     for place in left:
         _say(f"{place} was changed since, and is left as it is\n")
     if not dry:
-        write(path, made.text)
+        write(path, made)
+        if told.plugin:
+            remove(plugin_folder(path))
         beside(path).unlink()
     return 0
+
+
+def _undone(path: Path, text: str, told: Remembered) -> tuple[str, list[str]]:
+    """The configuration as it was; where it was changed since, with what was changed here put back."""
+    backup = backup_of(path)
+    if digest_of(text) == told.digest and backup.exists():
+        return read(backup), []
+    made, left = restored(Document(text, str(path)), told.originals)
+    return made.text, left
 
 
 def run(path: Path) -> int:
@@ -112,8 +140,10 @@ def settings_for(told: Remembered) -> Settings:
     """The gateway's settings."""
     strategy = {"kind": "summarize", "hard": told.hard} | ({} if told.keep is None else {"keep": told.keep})
     state = user_state_path("smoothagent", appauthor=False) / "openclaw.sqlite"
+    # `/compact` may come long after the last turn, and finds its summary as long as the conversation is in memory.
+    kept = {"idle_seconds": 86_400, "conversations": 1024}
     return read_settings(
-        None, {"upstream": told.upstream, "port": told.port, "strategy": strategy, "state": str(state)}
+        None, {"upstream": told.upstream, "port": told.port, "strategy": strategy, "state": str(state), **kept}
     )
 
 
@@ -160,6 +190,9 @@ def _parser() -> argparse.ArgumentParser:
         "--hard", type=int, metavar="TOKENS", help="when to summarize; default: three quarters of the window"
     )
     one.add_argument("--keep", type=int, metavar="TOKENS", help="what stays verbatim; default: a quarter of that")
+    one.add_argument(
+        "--no-plugin", action="store_true", help="change values only: no session ids, and OpenClaw's own /compact"
+    )
     one.add_argument("--dry-run", action="store_true", help="show what would be changed")
     two = what.add_parser("unconfigure", help="put back what was changed")
     two.add_argument("--dry-run", action="store_true", help="show what would be changed")

@@ -13,7 +13,8 @@ import httpx
 from smoothagent import ConfigurationError
 from smoothagent_openclaw.changes import WINDOW
 from smoothagent_openclaw.document import Document
-from smoothagent_openclaw.places import Remembered, read, recall
+from smoothagent_openclaw.places import Original, Remembered, plugin_folder, read, recall
+from smoothagent_openclaw.plugin import ID, is_as_shipped
 
 SUPPORTED = (2026, 9)
 """The releases that this was tried with: 2026.9.x."""
@@ -44,8 +45,10 @@ def examined(path: Path, *, client: httpx.Client | None = None) -> list[Finding]
     if told is None:
         return [*findings, Finding(False, f"{path} is not configured", "smoothagent openclaw configure")]
     findings += configuration(document, told)
+    if told.plugin:
+        findings += plugin(document, plugin_folder(path))
     with client or httpx.Client(trust_env=False, timeout=10) as http:
-        findings += gateway(http, told)
+        findings += gateway(http, told, marked=_marked(document) is not None)
     return findings
 
 
@@ -73,7 +76,9 @@ def configuration(document: Document, told: Remembered) -> list[Finding]:
     again = "smoothagent openclaw unconfigure, then configure again"
     findings = [
         Finding(
-            document.get(original.path) == original.written,
+            original.written in _listed(document, original)
+            if original.item
+            else document.get(original.path) == original.written,
             f"{'.'.join(map(str, original.path))} = {document.get(original.path)!r}",
             f"it was {original.written!r}: {again}",
         )
@@ -93,7 +98,31 @@ def configuration(document: Document, told: Remembered) -> list[Finding]:
     return findings
 
 
-def gateway(http: httpx.Client, told: Remembered) -> list[Finding]:
+def _listed(document: Document, original: Original) -> list[Any]:
+    now = document.get(original.path)
+    return cast("list[Any]", now) if isinstance(now, list) else []
+
+
+def _marked(document: Document) -> str | None:
+    told = document.get(["plugins", "entries", ID, "config", "provider"])
+    return told if isinstance(told, str) else None
+
+
+def plugin(document: Document, folder: Path) -> list[Finding]:
+    """Ours, which OpenClaw loads."""
+    provider = _marked(document)
+    again = "smoothagent openclaw unconfigure, then configure again"
+    marks = f"marks the requests of {provider}" if provider else "marks no requests, since the provider is another's"
+    findings = [Finding(is_as_shipped(folder, provider), f"the plugin in {folder} {marks}", again)]
+    if document.get(["plugins", "enabled"]) is False:
+        findings.append(Finding(False, "plugins.enabled = False: OpenClaw loads none", "take it out"))
+    denied = document.get(["plugins", "deny"])
+    if isinstance(denied, list) and ID in denied:
+        findings.append(Finding(False, f"plugins.deny has {ID}: OpenClaw does not load it", "take it out"))
+    return findings
+
+
+def gateway(http: httpx.Client, told: Remembered, *, marked: bool) -> list[Finding]:
     """Whether it serves, what it has behind it, and what it did."""
     root = f"http://127.0.0.1:{told.port}"
     try:
@@ -103,6 +132,10 @@ def gateway(http: httpx.Client, told: Remembered) -> list[Finding]:
     seen = sum(one["requests"] for one in state["conversations"])
     commits: dict[str, int] = state["commits"]
     findings = [Finding(True, f"the gateway at {root}: {seen} requests of {state['known']} conversations")]
+    if told.plugin and marked and seen:
+        known = any(one.get("named_by_client") for one in state["conversations"])
+        said = "with their session ids" if known else "none with a session id"
+        findings.append(Finding(known, f"OpenClaw's requests come {said}", "start OpenClaw again: it loads the plugin"))
     try:
         http.get(f"{root}/v1/models").raise_for_status()
         findings.append(Finding(True, f"the model server at {told.upstream} answers"))

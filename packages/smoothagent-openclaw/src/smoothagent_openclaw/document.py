@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
@@ -88,8 +89,22 @@ class Document:
             value = {name: value}
         return self._with_field(found, str(left[0]), value)
 
+    def append(self, path: Path, value: Any) -> Document:
+        """The document with one more value at the end of a list, which is made where there is none.
+
+        Raises:
+            ConfigurationError: there is something else.
+        """
+        found, left = self._follow(path)
+        if left:
+            return self.set(path, [value])
+        if not isinstance(found.node, JSONArray):
+            raise ConfigurationError(f"{self._name}: {'.'.join(map(str, path))} is no list, so that nothing is added")
+        items: list[Any] = list(found.node.values)
+        return self._with_item(found, [self._place(i, 0).begin for i in items], items, "", value)
+
     def remove(self, path: Path) -> Document:
-        """The document without a field, and without what only held that; unchanged where there is none."""
+        """The document without a field, or a value of a list; unchanged where there is none."""
         found, left = self._follow(path)
         if left:
             return self
@@ -137,23 +152,48 @@ class Document:
                     found = self._place(pair.value, self._at(key.lineno, key.col_offset))
             return found
         if isinstance(place.node, JSONArray) and isinstance(name, int) and name < len(place.node.values):
-            return self._place(place.node.values[name], 0)
+            node: Any = place.node.values[name]
+            return self._place(node, self._at(node.lineno, node.col_offset))
         return None
 
     def _with_field(self, place: _Place, name: str, value: Any) -> Document:
         pairs: list[Any] = list(place.node.key_value_pairs)
-        outer = self._indent_of(place.begin)
-        if not pairs:
+        begins = [self._at(pair.key.lineno, pair.key.col_offset) for pair in pairs]
+        return self._with_item(place, begins, [pair.value for pair in pairs], f"{json.dumps(name)}: ", value)
+
+    def _with_item(self, place: _Place, begins: list[int], values: list[Any], name: str, value: Any) -> Document:
+        """With one more at the end of an object or a list.
+
+        Args:
+            place: the object or list.
+            begins: where its items begin.
+            values: the nodes of their values.
+            name: what stands before the new value.
+            value: the new one.
+        """
+        outer, brackets = self._indent_of(place.begin), self.text[place.begin] + self.text[place.end - 1]
+        if not values:
             inner = f"{outer}  "
             inside = self.text[place.begin + 1 : place.end - 1].rstrip()  # perhaps a comment
-            new = f"{{{inside}\n{inner}{json.dumps(name)}: {_written(value, inner)}\n{outer}}}"
+            new = f"{brackets[0]}{inside}\n{inner}{name}{_written(value, inner)}\n{outer}{brackets[1]}"
             return self._edited(place.begin, place.end, new)
-        last = self._place(pairs[-1].value, 0)
-        first = self._at(pairs[0].key.lineno, pairs[0].key.col_offset)
-        on_lines = "\n" in self.text[place.begin : first]
-        inner = self._indent_of(first) if on_lines else f"{outer}  "
-        lead = f",\n{inner}" if on_lines else ", "
-        return self._edited(last.end, last.end, f"{lead}{json.dumps(name)}: {_written(value, inner)}")
+        end = self._place(values[-1], 0).end
+        if "\n" not in self.text[place.begin : begins[0]]:
+            return self._edited(end, end, f", {name}{_written(value, f'{outer}  ')}")
+        # On a line of its own, after what is said of the last one on its line.
+        inner = self._indent_of(begins[0])
+        comma = self._skipped(end)
+        trailing = self.text[comma : comma + 1] == ","
+        line = self._end_of_line(comma + 1 if trailing else end)
+        new = f"\n{inner}{name}{_written(value, inner)}"
+        text = f"{self.text[:line]}{new}{',' if trailing else ''}{self.text[line:]}"
+        return Document(text if trailing else f"{text[:end]},{text[end:]}", self._name)
+
+    def _end_of_line(self, at: int) -> int:
+        """Where the line ends, if nothing but space and comments is left of it; else ``at``."""
+        end = self.text.find("\n", at)
+        rest = re.sub(r"/\*.*?\*/|//.*", "", self.text[at:end]) if end >= 0 else "x"
+        return end if not rest.strip() and end >= 0 else at
 
     def _indent_of(self, at: int) -> str:
         line = self.text[self.text.rfind("\n", 0, at) + 1 : at]

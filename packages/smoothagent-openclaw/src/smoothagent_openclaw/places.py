@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import tempfile
@@ -24,12 +25,14 @@ class Original:
         existed: whether there was one.
         value: the one there was.
         written: the one that took its place.
+        item: it is one more value of the list at ``path``.
     """
 
     path: list[str | int]
     existed: bool
     value: Any
     written: Any
+    item: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,8 @@ class Remembered:
         keep: tokens that stay verbatim at least; None for a quarter.
         port: the gateway's.
         originals: what was changed, in that order.
+        plugin: OpenClaw loads ours, from `plugin_folder`.
+        digest: of the configuration as it was written.
     """
 
     upstream: str
@@ -55,6 +60,13 @@ class Remembered:
     keep: int | None
     port: int
     originals: list[Original]
+    plugin: bool = False
+    digest: str = ""
+
+
+def digest_of(text: str) -> str:
+    """Tells a configuration from one that its user has changed since."""
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def config_path(given: Path | None, environment: Mapping[str, str]) -> Path:
@@ -83,6 +95,11 @@ def beside(config: Path) -> Path:
 def backup_of(config: Path) -> Path:
     """Where the configuration lies as it was."""
     return config.with_name(f"{config.name}.before-smoothagent")
+
+
+def plugin_folder(config: Path) -> Path:
+    """Where OpenClaw loads our plugin from."""
+    return config.absolute().with_name("smoothagent-plugin")
 
 
 def read(path: Path) -> str:
