@@ -317,10 +317,11 @@ def ours(claw: Claw) -> dict[str, Any]:
             said = claw.smoothagent("doctor")
             check("NOT" not in said, "doctor finds nothing amiss")
             check("with their session ids" in said, "each request says whose session it is of")
-            compacted(claw, model)
             check(re.search(r"contexts shortened: [1-9]", said) is not None, "doctor tells of commits")
         restarted(claw, model)
         delegated(claw, model)
+        check(model.refused == 0, "no prompt is too long, in whatever turn")
+        compacted(claw, model)
         claw.smoothagent("unconfigure")
         check(claw.config.read_text() == before, "unconfigure puts everything back, to the byte")
     return told
@@ -368,17 +369,20 @@ def pairs(messages: Sequence[dict[str, Any]]) -> None:
 
 def compacted(claw: Claw, model: Model) -> None:
     """What ``/compact`` does: the summary is there, and the model is not asked for one."""
-    before = len(model.log)
-    with claw.own_gateway():
-        told = claw.compact("agent:main:explicit:s")
-    check(told.get("compacted") is True, f"the session is compacted: {told.get('result')}")
-    asked = [e["kind"] for e in model.log[before:] if e["kind"] != "prefill"]
-    check(not asked, "and nobody was asked for its summary")
-    claw.say("Where were we?")
-    sent = [e for e in model.log if e["kind"] == "main"][-1]["body"]["messages"]
-    first = json.dumps(sent[1]["content"])
-    check("compacted into the following summary" in first and "SUMMARY" in first, "it has the gateway's summary")
-    pairs(sent)
+    with claw.gateway():
+        claw.say("Go on.")
+        before = len(model.log)
+        with claw.own_gateway():
+            told = claw.compact("agent:main:explicit:s")
+        check(told.get("compacted") is True, f"the session is compacted{'' if told.get('compacted') else f': {told}'}")
+        # The gateway's own lookahead, which has another priority, may be at its next summary.
+        asked = [e["kind"] for e in model.log[before:] if e["kind"] != "prefill" and not e["body"].get("priority")]
+        check(not asked, "and nobody was asked for its summary")
+        claw.say("Where were we?")
+        sent = [e for e in model.log if e["kind"] == "main"][-1]["body"]["messages"]
+        first = json.dumps(sent[1]["content"])
+        check("compacted into the following summary" in first and "SUMMARY" in first, "it has the gateway's summary")
+        pairs(sent)
 
 
 def delegated(claw: Claw, model: Model) -> None:
@@ -401,7 +405,8 @@ def delegated(claw: Claw, model: Model) -> None:
         for messages in (*theirs, back):
             pairs(messages)
         first = calls("callerrand")[0]
-        check(back[: len(first) - 1] == first[:-1], "the agent's own prefix goes on as it was")
+        # Its report comes in a turn with fewer tools, which the system text lists.
+        check(back[1 : len(first) - 1] == first[1:-1], "the agent's own messages go on as they were")
         state: dict[str, Any] = httpx.get(f"http://127.0.0.1:{PORT}/smoothagent/state", trust_env=False).json()
         named = [c["named_by_client"] for c in state["conversations"]]
         check(len(named) >= 2 and all(named), f"they are {len(named)} conversations, by their session ids")

@@ -374,3 +374,75 @@ def test_many_that_go_on_at_once_after_a_restart_are_as_many(tmp_path: Path) -> 
             assert len(set(names)) == 6
             assert len(set(sizes)) == 1
             assert sizes[0] < len(turns(8))
+
+
+def with_system(content: Any, number: int, **more: Any) -> list[Body]:
+    return [{"role": "system", "content": content, **more}, *turns(number)[1:]]
+
+
+def summarizing() -> Summarize:
+    return Summarize(700, keep=150, max_tokens=60)
+
+
+def test_another_system_text_finds_what_was_committed() -> None:
+    """A harness has other tools in one of its turns, or the date has changed: a long history goes on being short."""
+    with serving(AgentServer(turns=1000)) as server, running(server.url, summarizing) as gateway, http() as client:
+        commits, names = list[str](), set[str]()
+        for number in range(1, 20):
+            other = number in (12, 15, 16)
+            response = ask(client, gateway, with_system("Other tools." if other else "S", number))
+            gateway.idle()
+            commits.append(response.headers["x-smoothagent-commit"])
+            names.add(named(response))
+            sent = server.main[-1]["messages"]
+            assert sent[0] == {"role": "system", "content": "Other tools." if other else "S"}
+            assert len(json.dumps(sent)) < 4 * 1000, "nobody sends all of it"
+        assert commits.count("sync") <= 1, "that of a conversation's first request, if it is due then"
+        assert commits.count("hit") >= 2
+        assert len(names) == 2
+        assert {s["messages"][0]["content"] for s in server.summaries} <= {"S", "Other tools."}
+
+
+def test_agents_with_a_history_in_common_are_conversations_of_their_own() -> None:
+    """A group chat: each has its own system text, and all have the same messages."""
+    with serving(AgentServer(turns=1000)) as server, running(server.url, window) as gateway, http() as client:
+        names: dict[str, set[str]] = {"writer": set(), "critic": set()}
+        for number in range(1, 9):
+            for agent, seen in names.items():
+                seen.add(named(ask(client, gateway, with_system(f"You are a {agent}.", number))))
+                gateway.idle()
+                assert server.main[-1]["messages"][0]["content"] == f"You are a {agent}."
+        assert [len(seen) for seen in names.values()] == [1, 1]
+        assert names["writer"] != names["critic"]
+        for body in server.prefills:
+            begun = body["messages"][0]["content"]  # a first slice may end in it
+            assert any(b["messages"][0]["content"].startswith(begun) for b in server.main), begun
+
+
+@pytest.mark.parametrize(
+    "lead",
+    [
+        [{"role": "system", "content": [{"type": "text", "text": "S"}]}],
+        [{"role": "system", "content": "S", "name": "x"}],
+        [{"role": "developer", "content": "S"}],
+        [{"role": "system", "content": "S"}, {"role": "system", "content": "T"}],
+        [],
+    ],
+)
+def test_system_text_of_any_form_is_sent_as_it_was(lead: list[Body]) -> None:
+    with serving(AgentServer(turns=1000)) as server, running(server.url, window) as gateway, http() as client:
+        commits = list[str]()
+        for number in range(1, 9):
+            response = ask(client, gateway, [*lead, *turns(number)[1:]])
+            gateway.idle()
+            commits.append(response.headers["x-smoothagent-commit"])
+            assert server.main[-1]["messages"][: len(lead)] == lead
+        assert commits.count("hit") >= 1
+        assert all(b["messages"][: len(lead)] == lead for b in server.prefills)
+
+
+def test_system_text_alone_is_a_request_too() -> None:
+    with serving(AgentServer(turns=0)) as server, running(server.url, window) as gateway, http() as client:
+        only = [{"role": "system", "content": "S"}]
+        assert ask(client, gateway, only).status_code == 200
+        assert server.main[-1]["messages"] == only

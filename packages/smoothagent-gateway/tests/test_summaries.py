@@ -61,7 +61,8 @@ def test_what_was_summarized_ahead_of_time_is_given_with_what_came_after_it(tail
         summary = next(m["content"] for m in sent if "SUMMARY" in str(m["content"]))
         before = len(server.bodies)
         mine = kept_by_a_harness(turns(12))
-        response = asked(client, gateway, mine[: len(mine) - tail])
+        system = turns(0)[:1] if tail == 2 else []
+        response = asked(client, gateway, [*system, *mine[: len(mine) - tail]])
         assert response.status_code == 200
         told = response.json()
         assert told["kind"] == "ready"
@@ -170,6 +171,7 @@ def test_an_unknown_conversation_is_said_to_be_one() -> None:
         b"{}",
         b'{"messages": []}',
         b'{"messages": "all"}',
+        b'{"messages": [{"role": "system", "content": "S"}]}',
         b'{"messages": [1]}',
         b'{"messages": [{"role": "user", "content": "x"}], "question": 3}',
         b'{"messages": [{"role": "user", "content": 5}]}',

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from smoothagent import HistoryError, MainRequest, OpenAIBackend, Prompt, SmoothAgentError
@@ -28,7 +28,7 @@ from smoothagent_gateway.asgi import (
 from smoothagent_gateway.body import Body
 from smoothagent_gateway.credentials import AsClient, credentials_in
 from smoothagent_gateway.figures import Figures
-from smoothagent_gateway.sessions import Session, Sessions, Turn, Wire, space_of
+from smoothagent_gateway.sessions import Session, Sessions, Turn, Wire, space_of, system_apart
 from smoothagent_gateway.settings import Settings
 from smoothagent_gateway.upstream import BrokenError, Opened, Upstream
 
@@ -101,12 +101,15 @@ class Completions:
             prompt = prompt_of(_as_client_gives(call))
             messages = cast("list[Wire]", call["messages"])
             space = space_of(own, self._named(scope), credentials)
-            session, given = await self._sessions.find(space, messages)
+            lead = system_apart(messages)
+            if lead:
+                prompt = replace(prompt, system=lead[0]["content"])
+            session, given = await self._sessions.find(space, messages[len(lead) :], prompt.system)
         except Exception as error:  # the server may make something of it, or say itself what is wrong
             self._say_once("history", f"a request goes on as it is: {_without_text(error)}")
             await self._aside(scope, send, arrived, body, credentials)
             return
-        exchange = Exchange(session, given, prompt)
+        exchange = Exchange(session, given, prompt, lead)
         with self._sessions.using(session, exchange):
             await self._turn(scope, send, arrived, body, exchange)
 
@@ -123,7 +126,7 @@ class Completions:
         session, given, runtime = exchange.session, exchange.given, exchange.session.runtime
         first = runtime.record is None
         view = await self._view(exchange)
-        exchange.sent = len(view)
+        exchange.sent = len(exchange.lead) + len(view)
         if exchange.follows:
             self._sessions.take(session, given, len(body.data) + _MESSAGE_BYTES * len(given))
         if exchange.commit != "none":
@@ -132,7 +135,7 @@ class Completions:
         async with contextlib.AsyncExitStack() as stack:
             request = await stack.enter_async_context(runtime.main_request())
             ask = self._asks_usage and self._backend.server != "llama.cpp"  # which tells as much in any case
-            planned = _planned(body, given, view, request.extras, ask=ask)
+            planned = _planned(body, [*exchange.lead, *given], [*exchange.lead, *view], request.extras, ask=ask)
             planned.told = (
                 (b"x-smoothagent-conversation", session.name.encode()),
                 (b"x-smoothagent-commit", exchange.commit.encode()),
@@ -253,6 +256,7 @@ class Exchange:
         session: the conversation.
         given: its messages.
         prompt: what else shapes it.
+        lead: the message with the system text that stands before these.
         follows: the conversation goes on with it.
         commit: how it is a commit.
         known: of a commit, tokens of its prompt that were known when its lookahead was made.
@@ -262,6 +266,7 @@ class Exchange:
     session: Session
     given: list[Wire]
     prompt: Prompt
+    lead: Sequence[Wire] = ()
     follows: bool = True
     commit: str = "none"
     known: int | None = None

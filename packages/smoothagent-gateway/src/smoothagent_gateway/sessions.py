@@ -68,7 +68,8 @@ class Session:
         space: whose it is, and what its client calls it.
         name: as headers and page call it.
         runtime: its lookahead.
-        seen: the messages of its last request.
+        system: the system text that its requests begin with, where that is apart.
+        seen: the messages of its last request, without that.
         chain: the chain digests of these.
         asks: the first of these that is no system text.
         prompt: what else shaped that.
@@ -84,6 +85,7 @@ class Session:
     space: Space
     name: str
     runtime: LookaheadRuntime[Wire]
+    system: str | None = None
     seen: list[Wire] = field(default_factory=list[Wire])
     chain: list[str] = field(default_factory=list[str])
     asks: int = 0
@@ -115,7 +117,9 @@ class Sessions:
 
     A request belongs to the conversation whose last request it extends, all but that one's last message: some harnesses
     rewrite it on every call, and others ask something aside in its place. Where there is none, or it is being answered,
-    the request begins a new one, which goes on from the commit that covers most of it (`Records`).
+    the request begins a new one, which goes on from the commit that covers most of it (`Records`). Another system text
+    before the same messages makes another conversation, since nothing that was prepared for one is warm for the other;
+    what was committed holds for both.
 
     Args:
         make: makes the runtime of a session.
@@ -152,19 +156,28 @@ class Sessions:
         """Those in memory, the newest last."""
         return list(self._sessions.values())
 
-    async def find(self, space: Space, messages: Sequence[Wire]) -> tuple[Session, list[Wire]]:
+    async def find(
+        self, space: Space, messages: Sequence[Wire], system: str | None = None
+    ) -> tuple[Session, list[Wire]]:
         """The conversation of a request, and its messages: those it had are the same objects.
+
+        Args:
+            space: whose it is.
+            messages: the request's, without what `system_apart` takes off.
+            system: that text.
 
         Raises:
             HistoryError: they are no history.
         """
         chain: list[str] | None = None
-        found, length = self._repeating(space, messages)
+        known = [s for s in reversed(self._sessions.values()) if s.space.id == space.id and s.system == system]
+        found, length = _repeating(known, messages)
         if found is None:
             chain = self._digests(messages)
-            found, length = self._alike(space, chain)
+            found, length = _alike(known, chain)
         if found is None or found.busy:
-            return await self._new(space, chain if chain is not None else self._digests(messages)), list(messages)
+            chain = self._digests(messages) if chain is None else chain
+            return await self._new(space, system, chain), list(messages)
         if length < len(found.seen):
             self._taken_back(found, found.chain[:length], len(messages))
         same = [mine if mine == new else new for mine, new in zip(found.seen, messages, strict=False)]
@@ -243,19 +256,6 @@ class Sessions:
 
     # ---- which it is ---------------------------------------------------------------------------
 
-    def _of(self, space: Space) -> list[Session]:
-        return [s for s in reversed(self._sessions.values()) if s.space.id == space.id]
-
-    def _repeating(self, space: Space, messages: Sequence[Wire]) -> tuple[Session | None, int]:
-        """The conversation whose messages are repeated to the letter, which costs nothing to see, and how many are."""
-        return _longest((s, _repeated(s.seen, messages, s.asks)) for s in self._of(space))
-
-    def _alike(self, space: Space, chain: Sequence[str]) -> tuple[Session | None, int]:
-        """The same where a client renders them anew: mints ids, leaves reasoning out."""
-        lengths = ((s, _shared(s.chain, chain)) for s in self._of(space))
-        enough = ((s, n) for s, n in lengths if n >= max(1, len(s.chain) - 1) and s.asks < n)
-        return _longest(enough)
-
     def _taken_back(self, session: Session, chain: Sequence[str], length: int) -> None:
         """Its history is not what it was: the commit to go on from may be an earlier one."""
         committed = self._records.known(session.space.id, chain, length)
@@ -279,13 +279,13 @@ class Sessions:
             session.tail = 1
         self._tails[session.space.client] = session.tail
 
-    async def _new(self, space: Space, chain: Sequence[str]) -> Session:
+    async def _new(self, space: Space, system: str | None, chain: Sequence[str]) -> Session:
         committed = await self._records.find(space.id, chain)
         name = uuid.uuid4().hex[:12]
         if committed is not None and committed.name not in self._sessions.keys() | self._opening:
             name = committed.name
         self._opening.add(name)
-        session = Session(space, name, self._make(space, name))
+        session = Session(space, name, self._make(space, name), system)
         session.tail = self._tail if self._tail is not None else self._tails.get(space.client, 0)
         session.runtime.restore(None if committed is None else committed.record)
         return session
@@ -294,6 +294,18 @@ class Sessions:
         history: History[Wire] = History(self._codec, EstimateCounter().count)
         history.update(messages)
         return history.digests()
+
+
+def _repeating(known: Sequence[Session], messages: Sequence[Wire]) -> tuple[Session | None, int]:
+    """The conversation whose messages are repeated to the letter, which costs nothing to see, and how many are."""
+    return _longest((s, _repeated(s.seen, messages, s.asks)) for s in known)
+
+
+def _alike(known: Sequence[Session], chain: Sequence[str]) -> tuple[Session | None, int]:
+    """The same where a client renders them anew: mints ids, leaves reasoning out."""
+    lengths = ((s, _shared(s.chain, chain)) for s in known)
+    enough = ((s, n) for s, n in lengths if n >= max(1, len(s.chain) - 1) and s.asks < n)
+    return _longest(enough)
 
 
 def _longest(found: Iterable[tuple[Session, int]]) -> tuple[Session | None, int]:
@@ -337,6 +349,17 @@ def _shared(a: Sequence[str], b: Sequence[str]) -> int:
 
 def _is_asked(message: Wire) -> bool:
     return message.get("role") not in ("system", "developer")
+
+
+def system_apart(messages: Sequence[Wire]) -> list[Wire]:
+    """The message of a request that is its system text and no more, which a `Prompt` has apart; else none.
+
+    Harnesses change it in the middle of a conversation (other tools, the date), which goes on all the same.
+    """
+    first = messages[0]
+    if len(messages) < 2 or first.get("role") != "system" or not isinstance(first.get("content"), str):
+        return []
+    return [first] if first.keys() == {"role", "content"} and _is_asked(messages[1]) else []
 
 
 def space_of(given: Mapping[str, str], name: str | None, credentials: Mapping[str, str]) -> Space:

@@ -32,6 +32,7 @@ _EACH = 2_000
 """Characters of a message that are repeated whole; of a longer one its beginning and end."""
 _ALL = 16_000
 """Characters of all that follows a summary verbatim; what is longer is summarized, too."""
+_SYSTEM = ("system", "developer")
 _CODEC = OpenAICodec()
 
 
@@ -39,7 +40,7 @@ class Asked(NamedTuple):
     """What is asked for.
 
     Attributes:
-        messages: what is to be summarized, in OpenAI's form.
+        messages: what is to be summarized, in OpenAI's form, without system text.
         question: how; None takes what there is.
     """
 
@@ -113,7 +114,7 @@ class Summaries:
         after = [_shortened(m) for m in messages[covered:]]
         if sum(map(len, after)) > _ALL:
             return None
-        head = [_text(m) for m in record.head if m.get("role") not in ("system", "developer")]
+        head = [_text(m) for m in record.head if m.get("role") not in _SYSTEM]
         since = ["Since then:", *after] if after else []
         return "\n\n".join([*head, *since])
 
@@ -150,16 +151,15 @@ def asked_in(data: bytes) -> Asked:
     except (ValueError, RecursionError) as error:
         raise RefusedError(400, "the body is not JSON", "invalid_body") from error
     told = cast("dict[str, Any]", body) if isinstance(body, dict) else {}
-    messages, question = told.get("messages"), told.get("question")
-    if (
-        not isinstance(messages, list)
-        or not messages
-        or not all(isinstance(m, dict) for m in cast("list[Any]", messages))
-    ):
+    given, question = told.get("messages"), told.get("question")
+    if not isinstance(given, list) or not all(isinstance(m, dict) for m in cast("list[Any]", given)):
         raise RefusedError(400, 'no messages: send {"messages": [...]} as in a chat completion', "invalid_body")
+    messages = [m for m in cast("list[Wire]", given) if m.get("role") not in _SYSTEM]
+    if not messages:
+        raise RefusedError(400, "no messages but system text: there is nothing to summarize", "invalid_body")
     if question is not None and not isinstance(question, str):
         raise RefusedError(400, "question: it must be a text", "invalid_body")
-    return Asked(cast("list[Wire]", messages), question)
+    return Asked(messages, question)
 
 
 def found_in(conversations: Sequence[tuple[Session, list[Wire]]], messages: Sequence[Wire]) -> Found | None:
