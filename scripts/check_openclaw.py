@@ -41,6 +41,8 @@ from smoothagent_openclaw.command import PORT  # noqa: E402
 VERSION = "2026.9.6"
 WINDOW = 40_000
 """Tokens of the model's context, four characters each."""
+HARD, KEEP = 18_000, 2_500
+"""Where ours summarizes, and what it leaves: every third step or so, since 10,000 tokens are OpenClaw's own."""
 STEPS = 28
 ASKED = ("Read the file again and again, and tell me what is in it.", "What did you find?", "And now?", "Thank you.")
 ANSWER_SECONDS = 0.5
@@ -310,7 +312,7 @@ def ours(claw: Claw) -> dict[str, Any]:
         before = claw.config.read_text()
         print(claw.smoothagent("configure", "--dry-run"))
         check(claw.config.read_text() == before, "a dry run changes nothing")
-        claw.smoothagent("configure")
+        claw.smoothagent("configure", "--hard", str(HARD), "--keep", str(KEEP))
         with claw.gateway():
             told = talk(claw, model)
             told |= judged(model)
@@ -349,7 +351,7 @@ def judged(model: Model) -> dict[str, Any]:
         warm += any(
             b["messages"][:last] == sent["messages"][:last] and b.get("tools") == sent.get("tools") for b in prefills
         )
-    check(commits >= 2, f"{commits} commits")
+    check(commits >= 6, f"{commits} commits")
     check(warm == commits, f"{warm} of {commits} committed prefixes are the prefilled ones, tools included")
     for entry in model.log:
         pairs(entry["body"]["messages"])
@@ -380,8 +382,8 @@ def compacted(claw: Claw, model: Model) -> None:
         check(not asked, "and nobody was asked for its summary")
         claw.say("Where were we?")
         sent = [e for e in model.log if e["kind"] == "main"][-1]["body"]["messages"]
-        first = json.dumps(sent[1]["content"])
-        check("compacted into the following summary" in first and "SUMMARY" in first, "it has the gateway's summary")
+        # As OpenClaw has written it down, or in a summary of the gateway's that covers it already.
+        check("SUMMARY" in json.dumps(sent[1]["content"]), "the next turn begins with the summary")
         pairs(sent)
 
 
