@@ -20,12 +20,13 @@ from autogen_ext.models.openai import OpenAIChatCompletionClient
 
 import smoothagent_autogen as ours
 from ag import INFO, looking
+from quiet import Quiet
 from smoothagent import ConfigurationError, KeepRecent
 from smoothagent_autogen.harness import AutoGenHarness, Player, cached_in
 from smoothagent_bench import EmbeddedEngine, find_model
 from smoothagent_bench.engine import EngineInfo
 from smoothagent_bench.job import Assignment, Job
-from smoothagent_bench.record import Group, ResultsFile, Row
+from smoothagent_bench.record import ResultsFile
 from smoothagent_bench.run import Bench, Plan, Server
 from smoothagent_bench.strategies import Variant, variants
 from smoothagent_bench.workload import demo_profile
@@ -114,19 +115,7 @@ def test_the_window_that_is_sent_is_the_one_that_was_warmed(engine: EngineInfo, 
     assert cuts >= 1
 
 
-class Quiet:
-    """A listener that only fails."""
-
-    def started(self, group: Group, number: int, total: int) -> None: ...
-
-    def turned(self, row: Row) -> None: ...
-
-    def finished(self, group: Group) -> None: ...
-
-    def failed(self, group: Group, error: str) -> None:
-        pytest.fail(f"{group}: {error}")
-
-
+@pytest.mark.harness
 @pytest.mark.parametrize("kind", ["keep-recent", "sliding-window"])
 def test_a_short_run_in_the_benchmark(kind: str, engine: EngineInfo, tmp_path: Path) -> None:
     server = Server(engine.base_url, engine.model, engine.window, slots=3)

@@ -14,10 +14,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from quiet import Quiet
 from smoothagent import BackendUnreachableError, ConfigurationError, Message, Prompt
 from smoothagent_bench.engine import EmbeddedEngine, EngineInfo
 from smoothagent_bench.model_file import find_model
-from smoothagent_bench.record import Group, ResultsFile, Row
+from smoothagent_bench.record import ResultsFile
 from smoothagent_bench.remote import find_server
 from smoothagent_bench.run import Bench, Plan, Server
 from smoothagent_bench.strategies import variants
@@ -39,19 +40,6 @@ TINY = replace(
     at_turns=4,
     isolation=Isolation(opens_at=0, reads=2, read_tokens=160, delegates_at=3, system_tokens=60, instruction_tokens=24),
 )
-
-
-class Quiet:
-    """A listener that only fails."""
-
-    def started(self, group: Group, number: int, total: int) -> None: ...
-
-    def turned(self, row: Row) -> None: ...
-
-    def finished(self, group: Group) -> None: ...
-
-    def failed(self, group: Group, error: str) -> None:
-        pytest.fail(f"{group}: {error}")
 
 
 @pytest.fixture(scope="module")

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 from langchain.agents.middleware import ContextEditingMiddleware, SummarizationMiddleware
 
+from quiet import Quiet
 from smoothagent import ConfigurationError
 from smoothagent_bench import EmbeddedEngine, find_model
 from smoothagent_bench.job import Assignment, Job
-from smoothagent_bench.record import Group, ResultsFile, Row
+from smoothagent_bench.record import ResultsFile
 from smoothagent_bench.run import Bench, Plan, Server
 from smoothagent_bench.strategies import Variant, variants
 from smoothagent_bench.workload import demo_profile
@@ -24,19 +25,6 @@ from smoothagent_langchain.harness import BenchAgent, LangChainHarness
 pytestmark = pytest.mark.engine
 
 SHORT = replace(demo_profile(), steps=7, hard=340, keep=130, summary=24)
-
-
-class Quiet:
-    """A listener that only fails."""
-
-    def started(self, group: Group, number: int, total: int) -> None: ...
-
-    def turned(self, row: Row) -> None: ...
-
-    def finished(self, group: Group) -> None: ...
-
-    def failed(self, group: Group, error: str) -> None:
-        pytest.fail(f"{group}: {error}")
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +36,7 @@ def server() -> Generator[Server]:
         yield Server(engine.base_url, engine.model, engine.window, slots=3, lookahead_url=side.base_url)
 
 
+@pytest.mark.harness
 def test_a_short_conversation_with_ours(server: Server, tmp_path: Path) -> None:
     results = ResultsFile(tmp_path)
     plan = Plan(variants(["summarize"]), SHORT, 1, 0.2, 1, harness="langchain", modes=("lookahead",))

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from mini import WORLDS, Look, World, home, run, settled
+from quiet import Quiet
 from smoothagent import KeepRecent
 from smoothagent_bench import EmbeddedEngine, find_model
 from smoothagent_bench.engine import EngineInfo
-from smoothagent_bench.record import Group, ResultsFile, Row
+from smoothagent_bench.record import ResultsFile
 from smoothagent_bench.run import Bench, Plan, Server
 from smoothagent_bench.strategies import variants
 from smoothagent_bench.workload import demo_profile
@@ -83,19 +84,7 @@ def test_what_is_sent_is_what_was_warmed(
     assert cuts >= 1
 
 
-class Quiet:
-    """A listener that only fails."""
-
-    def started(self, group: Group, number: int, total: int) -> None: ...
-
-    def turned(self, row: Row) -> None: ...
-
-    def finished(self, group: Group) -> None: ...
-
-    def failed(self, group: Group, error: str) -> None:
-        pytest.fail(f"{group}: {error}")
-
-
+@pytest.mark.harness
 def test_a_short_run_in_the_benchmark(engine: EngineInfo, tmp_path: Path) -> None:
     server = Server(engine.base_url, engine.model, engine.window, slots=3)
     results = ResultsFile(tmp_path)
