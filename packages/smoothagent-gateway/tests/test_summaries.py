@@ -153,6 +153,60 @@ def test_each_conversation_has_its_own() -> None:
         assert len(set(names)) == 2
 
 
+def test_what_the_model_was_not_sent_is_there_word_for_word() -> None:
+    """The newest answer, and what is no message of the conversation, whether the summary is ready or written now."""
+    with serving(AgentServer(turns=1000)) as server, running(server.url, summarizing) as gateway, http() as client:
+        talked(client, gateway, 12)
+        mine = kept_by_a_harness(turns(12))
+        strangers = [{"role": "user", "content": f"a stranger {i}"} for i in range(3)]
+        given = [*strangers[:1], *mine[:6], *strangers[1:], *mine[6:], {"role": "assistant", "content": "the answer"}]
+        for more in ({}, {"question": QUESTION}):
+            told = asked(client, gateway, given, **more).json()
+            assert told["kind"] == ("written" if more else "ready")
+            for text in ("a stranger 0", "a stranger 1", "a stranger 2", "the answer"):
+                assert told["summary"].count(text) == 1
+        assert "a stranger" not in str(server.bodies)
+
+
+def test_another_branchs_summary_is_none_of_its() -> None:
+    """It has the same beginning, and was left behind before the summary's end."""
+    with serving(AgentServer(turns=1000)) as server, running(server.url, summarizing) as gateway, http() as client:
+        talked(client, gateway, 12)
+        covered = gateway.gateway.sessions.all()[0].runtime.record
+        assert covered is not None
+        common = kept_by_a_harness(turns(4))
+        assert covered.covered > len(common)
+        branch = [{"role": "assistant", "content": f"elsewhere {i}"} for i in range(4)]
+        told = asked(client, gateway, [*common, *branch[:1]]).json()
+        assert told["kind"] == "written"
+        middle = [*common[:3], *common[7:], *kept_by_a_harness(turns(12))[len(common) :]]
+        assert asked(client, gateway, middle).status_code == 404, "answers and results are missing in it"
+
+
+def test_a_name_decides_between_conversations_that_begin_alike() -> None:
+    with serving(AgentServer(turns=1000)) as server, running(server.url, summarizing) as gateway, http() as client:
+        names = list[str]()
+        for name in ("one", "two"):
+            for n in range(1, 13):
+                call = {"model": "m", "messages": turns(n)}
+                headers = {"x-smoothagent-session": name}
+                response = client.post(f"{gateway.url}/chat/completions", json=call, headers=headers)
+                gateway.idle()
+            names.append(response.headers["x-smoothagent-conversation"])  # pyright: ignore[reportPossiblyUnboundVariable]
+        mine = kept_by_a_harness(turns(12))
+        for name, conversation in zip(("one", "two", "three"), [*names, names[1]], strict=True):
+            assert asked(client, gateway, mine, session=name).json()["conversation"] == conversation
+        assert all(b"x-smoothagent-session" not in str(b).encode() for b in server.bodies)
+
+
+def test_many_messages_that_are_all_alike_take_no_time() -> None:
+    with serving(AgentServer(turns=1000)) as server, running(server.url, summarizing) as gateway, http() as client:
+        for n in range(1, 4):
+            said(client, gateway, n)
+        alike = [{"role": "user", "content": "hello"}] * 50_000
+        assert asked(client, gateway, alike).status_code == 404
+
+
 def test_an_unknown_conversation_is_said_to_be_one() -> None:
     with serving(AgentServer(turns=1000)) as server, running(server.url, summarizing) as gateway, http() as client:
         assert asked(client, gateway, turns(3)).json()["error"]["code"] == "unknown_conversation"

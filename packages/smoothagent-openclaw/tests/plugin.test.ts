@@ -30,11 +30,18 @@ after(() => {
   server.close();
 });
 
-function registered(pluginConfig: object): { provider: any; compaction: any } {
-  const seen: { provider: any; compaction: any } = { provider: undefined, compaction: undefined };
+interface Seen {
+  provider: any;
+  compaction: any;
+  hooks: Record<string, (event: any, context: any) => void>;
+}
+
+function registered(pluginConfig: object): Seen {
+  const seen: Seen = { provider: undefined, compaction: undefined, hooks: {} };
   register({
     pluginConfig,
     logger: { info: () => {}, warn: () => {} },
+    on: (name: string, hook: any) => (seen.hooks[name] = hook),
     registerProvider: (provider: any) => (seen.provider = provider),
     registerCompactionProvider: (provider: any) => (seen.compaction = provider),
   } as any);
@@ -101,6 +108,14 @@ test("a compaction has the gateway's summary", async () => {
   answer = { status: 200, body: JSON.stringify({ summary: "It was so.", kind: "ready" }) };
   assert.equal(await compaction.summarize({ messages: MESSAGES }), "It was so.");
   assert.deepEqual(asked.at(-1), { url: "/smoothagent/summary", body: { messages: WIRE } });
+});
+
+test("it says whose session is compacted", async () => {
+  const { compaction, hooks } = registered({ gateway });
+  answer = { status: 200, body: JSON.stringify({ summary: "It was so.", kind: "written" }) };
+  hooks.before_compaction?.({}, { sessionId: "s-1" });
+  await compaction.summarize({ messages: MESSAGES });
+  assert.deepEqual(asked.at(-1)?.body, { messages: WIRE, session: "s-1" });
 });
 
 const OWN = `Produce a summary.

@@ -29,7 +29,7 @@ def test_what_it_does() -> None:
     words = [node(), "--disable-warning=ExperimentalWarning", "--test", HERE / "plugin.test.ts"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "pass 10" in done.stdout.replace("ℹ ", ""), done.stdout
+    assert "pass 11" in done.stdout.replace("ℹ ", ""), done.stdout
 
 
 def test_its_versions_are_the_packages() -> None:

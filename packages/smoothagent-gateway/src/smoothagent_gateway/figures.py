@@ -107,7 +107,7 @@ class Figures:
             "conversations": [
                 {
                     "name": s.name,
-                    "named_by_client": s.space.named,
+                    "named_by_client": s.space.name is not None,
                     "requests": s.requests,
                     "busy": s.busy,
                     "messages": len(s.seen),

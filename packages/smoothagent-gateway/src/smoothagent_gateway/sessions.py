@@ -30,13 +30,13 @@ class Space:
     Attributes:
         id: tells them apart.
         client: tells clients apart, whatever they name.
-        named: the client has named it.
+        name: what the client calls it; None where it does not.
         credentials: headers that the client authorizes itself with.
     """
 
     id: str
     client: str = field(default="", compare=False)
-    named: bool = field(default=False, compare=False)
+    name: str | None = field(default=None, compare=False)
     credentials: Mapping[str, str] = field(compare=False, repr=False, default_factory=dict[str, str])
 
 
@@ -367,11 +367,12 @@ def space_of(given: Mapping[str, str], name: str | None, credentials: Mapping[st
 
     Args:
         given: what its client authorizes itself with.
-        name: what its client calls the conversation.
+        name: the header, and what its client calls the conversation in it; None where it does not.
         credentials: what goes upstream for it.
     """
     client = "\0".join(f"{k}={v}" for k, v in sorted(given.items()))
-    return Space(_hashed(f"{client}\0{name or ''}"), _hashed(client), name is not None, credentials)
+    called = None if name is None else name.partition("=")[2]
+    return Space(_hashed(f"{client}\0{name or ''}"), _hashed(client), called, credentials)
 
 
 def _hashed(text: str) -> str:

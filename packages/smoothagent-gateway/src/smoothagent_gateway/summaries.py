@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 from smoothagent import (
     BackendError,
+    CommitRecord,
     MainRequest,
     OpenAIBackend,
     OpenAICodec,
@@ -21,19 +20,17 @@ from smoothagent import (
 )
 from smoothagent.model import checked
 from smoothagent.request import Aside
+from smoothagent_gateway.alignment import Aligned, aligned, text_of
 from smoothagent_gateway.asgi import Receive, RefusedError, Scope, Send, read_body, respond, while_connected
 from smoothagent_gateway.credentials import AsClient
 from smoothagent_gateway.sessions import Session, Sessions, Wire
 from smoothagent_gateway.settings import Settings
 
-_END = 200
-"""Characters at the end of a text by which it is known: harnesses put the time before it."""
 _EACH = 2_000
 """Characters of a message that are repeated whole; of a longer one its beginning and end."""
 _ALL = 16_000
 """Characters of all that follows a summary verbatim; what is longer is summarized, too."""
 _SYSTEM = ("system", "developer")
-_CODEC = OpenAICodec()
 
 
 class Asked(NamedTuple):
@@ -41,33 +38,22 @@ class Asked(NamedTuple):
 
     Attributes:
         messages: what is to be summarized, in OpenAI's form, without system text.
+        session: what its requests call the conversation; None where they do not.
         question: how; None takes what there is.
     """
 
     messages: list[Wire]
+    session: str | None
     question: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A conversation, and what of it is asked for.
-
-    Attributes:
-        session: the conversation.
-        pairs: which of its messages is which of the given ones; both grow.
-    """
-
-    session: Session
-    pairs: list[tuple[int, int]]
-
-
 class Summaries:
-    """``POST /smoothagent/summary``: ``{"messages": […], "question": "…"}`` → ``{"summary": "…", "kind": "ready"}``.
+    """``POST /smoothagent/summary``: ``{"messages": […]}`` → ``{"summary": "…", "kind": "ready"}``.
 
     A harness that compacts by itself after all asks here instead of the model. Where the strategy has summarized the
     conversation ahead of time, the answer is that summary, and what came after it, shortened (``ready``). Where that is
     too much, or a ``question`` is asked, the model is asked after the conversation as it was last sent to it, which the
-    server has in its cache (``written``).
+    server has in its cache (``written``). A ``session`` is what the harness calls the conversation in its requests.
 
     Args:
         settings: the gateway's.
@@ -85,9 +71,10 @@ class Summaries:
         await while_connected(receive, self._answer(send, asked_in(data)))
 
     async def _answer(self, send: Send, asked: Asked) -> None:
-        seen = [(s, s.seen) for s in self._sessions.all()]
+        sessions = self._sessions.all()[::-1]
+        named = [s for s in sessions if asked.session is not None and s.space.name == asked.session]
         try:
-            found = await asyncio.to_thread(found_in, seen, asked.messages)
+            found = await asyncio.to_thread(_found, [named, sessions], asked.messages)
         except (SmoothAgentError, AttributeError, TypeError, ValueError) as error:
             raise RefusedError(400, f"the messages are no history ({type(error).__name__})", "invalid_body") from error
         if found is None:
@@ -105,30 +92,29 @@ class Summaries:
         headers = {"content-type": "application/json", "cache-control": "no-store"}
         await respond(send, 200, json.dumps(told).encode("utf-8", "surrogatepass"), headers)
 
-    def _ready(self, found: Found, messages: Sequence[Wire]) -> str | None:
-        """The strategy's summary, and what came after it; None where there is none, or that is too much."""
-        record = found.session.runtime.record
+    def _ready(self, found: Aligned, messages: Sequence[Wire]) -> str | None:
+        """The strategy's summary, and what it does not hold; None where there is none, or that is too much."""
+        record = _record_of(found)
         if record is None or not any(self._is_summary(m) for m in record.head):
             return None
-        covered = max((mine for its, mine in found.pairs if its < record.covered), default=-1) + 1
-        after = [_shortened(m) for m in messages[covered:]]
-        if sum(map(len, after)) > _ALL:
+        if record.covered > found.pairs[-1][0] + 1 and found.rest < len(messages):
+            return None  # both go on after the last that they have in common: it is another branch's
+        covered = found.covered(record.covered)
+        missing = [*(i for i in found.strangers if i < covered), *range(covered, len(messages))]
+        since = [_shortened(messages[i], _EACH) for i in missing]
+        if sum(map(len, since)) > _ALL:
             return None
-        head = [_text(m) for m in record.head if m.get("role") not in _SYSTEM]
-        since = ["Since then:", *after] if after else []
-        return "\n\n".join([*head, *since])
+        return _paragraphs([text_of(m) for m in record.head if m.get("role") not in _SYSTEM], since)
 
     def _is_summary(self, message: Wire) -> bool:
-        return message.get("role") == "user" and _text(message).startswith(self._strategy.prefix)
+        return message.get("role") == "user" and text_of(message).startswith(self._strategy.prefix)
 
-    async def _written(self, found: Found, asked: Asked) -> str:
+    async def _written(self, found: Aligned, asked: Asked) -> str:
         """The model's answer to the question. Raises RefusedError where there is none."""
-        session, strategy = found.session, self._strategy
-        seen, end = session.seen, found.pairs[-1][0] + 1
-        while end < len(seen) and seen[end].get("role") == "tool":
-            end += 1  # no call without its result
-        view = session.runtime.view(seen)
-        end = max(0, end - (len(seen) - len(view)))  # the view ends as the history does
+        session, strategy, record = found.session, self._strategy, _record_of(found)
+        view = session.runtime.view(found.seen)
+        end = found.end - (len(found.seen) - len(view))  # the view ends as the history does
+        end = max(end, 0 if record is None else len(record.head))
         question = {"role": "user", "content": asked.question or strategy.question}
         backend = AsClient(self._backend, session.space.credentials)
         try:
@@ -139,9 +125,28 @@ class Summaries:
                     max_tokens=strategy.max_tokens,
                     lookahead=False,
                 )
-            return checked(answer, strategy.max_tokens, accept_cut_off=True)
+            text = checked(answer, strategy.max_tokens, accept_cut_off=True)
         except (BackendError, SummaryRejectedError) as error:
             raise RefusedError(502, f"the model wrote no summary ({type(error).__name__})", "no_summary") from error
+        # What the model was not sent yet: the newest answer, mostly.
+        missing = [*found.strangers, *range(found.rest, len(asked.messages))]
+        each = min(_EACH, _ALL // max(1, len(missing)))
+        return _paragraphs([text], [_shortened(asked.messages[i], each) for i in missing])
+
+
+def _found(ways: Sequence[Sequence[Session]], messages: Sequence[Wire]) -> Aligned | None:
+    found = (aligned([(s, s.seen) for s in sessions], messages) for sessions in ways)
+    return next((f for f in found if f is not None), None)
+
+
+def _record_of(found: Aligned) -> CommitRecord[Wire] | None:
+    """The commit that stands for the beginning of the conversation."""
+    record, chain = found.session.runtime.record, found.session.chain
+    return record if record is not None and record.digest in chain[record.covered - 1 : record.covered] else None
+
+
+def _paragraphs(head: Sequence[str], since: Sequence[str]) -> str:
+    return "\n\n".join([*head, *(["Since then:", *since] if since else [])])
 
 
 def asked_in(data: bytes) -> Asked:
@@ -151,67 +156,28 @@ def asked_in(data: bytes) -> Asked:
     except (ValueError, RecursionError) as error:
         raise RefusedError(400, "the body is not JSON", "invalid_body") from error
     told = cast("dict[str, Any]", body) if isinstance(body, dict) else {}
-    given, question = told.get("messages"), told.get("question")
+    given = told.get("messages")
     if not isinstance(given, list) or not all(isinstance(m, dict) for m in cast("list[Any]", given)):
         raise RefusedError(400, 'no messages: send {"messages": [...]} as in a chat completion', "invalid_body")
     messages = [m for m in cast("list[Wire]", given) if m.get("role") not in _SYSTEM]
     if not messages:
         raise RefusedError(400, "no messages but system text: there is nothing to summarize", "invalid_body")
-    if question is not None and not isinstance(question, str):
-        raise RefusedError(400, "question: it must be a text", "invalid_body")
-    return Asked(messages, question)
+    for name in ("session", "question"):
+        if not isinstance(told.get(name), str | None):
+            raise RefusedError(400, f"{name}: it must be a text", "invalid_body")
+    return Asked(messages, told.get("session"), told.get("question"))
 
 
-def found_in(conversations: Sequence[tuple[Session, list[Wire]]], messages: Sequence[Wire]) -> Found | None:
-    """The conversation that has most of these messages, the newest of several; None where none has half of them.
-
-    A harness gives them as it keeps them, which is not quite as it sends them: times stand before a user's texts, ids
-    of calls are written otherwise, and what it adds to a request is missing.
-
-    Args:
-        conversations: each with its messages, the newest last.
-        messages: those to look for.
-    """
-    wanted = [_key(m) for m in messages]
-    best: Found | None = None
-    for session, seen in reversed(conversations):
-        matcher = difflib.SequenceMatcher(None, [_key(m) for m in seen], wanted, autojunk=False)
-        pairs = [(b.a + i, b.b + i) for b in matcher.get_matching_blocks() for i in range(b.size)]
-        if 2 * len(pairs) >= len(wanted) and (best is None or len(pairs) > len(best.pairs)):
-            best = Found(session, pairs)
-    return best
-
-
-def _key(message: Wire) -> tuple[str, ...]:
-    """By what a message is known: a result and calls by their ids, else the end of its text."""
-    role = str(message.get("role"))
-    if role == "tool":
-        return (role, _letters(message.get("tool_call_id")))
-    calls = message.get("tool_calls")
-    if isinstance(calls, list) and calls:
-        ids = (cast("dict[str, Any]", c).get("id") for c in cast("list[Any]", calls) if isinstance(c, dict))
-        return (role, *map(_letters, ids))
-    return (role, "", " ".join(_text(message).split())[-_END:])
-
-
-def _letters(value: object) -> str:
-    return "".join(c for c in str(value) if c.isalnum())
-
-
-def _text(message: Wire) -> str:
-    return _CODEC.decode(message).text
-
-
-def _shortened(message: Wire) -> str:
+def _shortened(message: Wire, most: int) -> str:
     """A message as a paragraph, who says it first."""
-    decoded = _CODEC.decode(message)
-    calls = [f"[calls {c.name} {_cut(c.arguments)}]" for c in decoded.tool_calls]
-    return f"{decoded.role}: {' '.join([p for p in (_cut(decoded.text), *calls) if p])}"
+    decoded = OpenAICodec().decode(message)
+    calls = [f"[calls {c.name} {_cut(c.arguments, most)}]" for c in decoded.tool_calls]
+    return f"{decoded.role}: {' '.join([p for p in (_cut(decoded.text, most), *calls) if p])}"
 
 
-def _cut(text: str) -> str:
-    left = len(text) - _EACH
-    return text if left <= 0 else f"{text[: _EACH // 2]} [… {left} characters …] {text[-_EACH // 2 :]}"
+def _cut(text: str, most: int) -> str:
+    left = len(text) - most
+    return text if left <= 0 else f"{text[: most // 2]} [… {left} characters …] {text[len(text) - most // 2 :]}"
 
 
 def _summarizing(strategy: object) -> Summarize | None:

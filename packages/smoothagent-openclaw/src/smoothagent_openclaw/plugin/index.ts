@@ -31,11 +31,18 @@ export default function register(api: OpenClawPluginApi): void {
       },
     });
   }
+  // The provider is not told whose messages it gets; this hook is, a moment before. Where two sessions are compacted at
+  // once the gateway sees by the messages that it is another's.
+  let compacting: string | undefined;
+  api.on("before_compaction", (_event, context) => {
+    compacting = context.sessionId;
+  });
   api.registerCompactionProvider({
     id: "smoothagent",
     label: "SmoothAgent",
     summarize: async ({ messages, signal, customInstructions }) => {
       const asked: Record<string, unknown> = { messages: messages.map(asWire).filter((m) => m !== undefined) };
+      if (compacting !== undefined) asked.session = compacting;
       // What its user wants to know more of is in no summary that was written before; it is asked for then.
       if (isFocused(customInstructions)) asked.question = customInstructions;
       const told = await post(`${settings.gateway}/smoothagent/summary`, asked, signal);
