@@ -71,6 +71,25 @@ def test_configure_and_back(config: Path, capsys: pytest.CaptureFixture[str]) ->
     assert not folder.exists()
 
 
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+@pytest.mark.parametrize("touched", [False, True])
+def test_line_ends_stay(config: Path, newline: str, touched: bool) -> None:
+    text = CONFIG.replace("\n", newline)
+    config.write_bytes(text.encode())
+    openclaw(["configure", "--config", str(config)])
+    made = config.read_bytes().decode()
+    assert made.count("\n") == made.count(newline)
+    if touched:
+        config.write_bytes(made.replace("18792", "18793").encode())
+    openclaw(["unconfigure", "--config", str(config)])
+    back = config.read_bytes().decode()
+    assert back.count("\n") == back.count(newline)
+    if touched:
+        assert loads(back) == loads(text.replace("18792", "18793"))
+    else:
+        assert back == text
+
+
 @pytest.mark.parametrize(
     "plugins",
     [

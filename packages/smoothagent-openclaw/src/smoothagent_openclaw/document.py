@@ -48,6 +48,7 @@ class Document:
 
     def __init__(self, text: str, name: str = "the configuration") -> None:
         self.text, self._name = text, name
+        self._newline = "\r\n" if "\r\n" in text else "\n"
         self._lines = [0]
         for line in text.split("\n"):  # as the parser counts: U+0085 and its like end none
             self._lines.append(self._lines[-1] + len(line) + 1)
@@ -119,13 +120,17 @@ class Document:
         line = self.text.rfind("\n", 0, begin) + 1
         rest = self.text[end:].partition("\n")[0]
         if not self.text[line:begin].strip() and not rest.strip():  # it stood on lines of its own
-            begin, end = max(0, line - 1), end + len(rest)
+            begin, end = max(0, line - len(self._newline)), end + len(rest.removesuffix("\r"))
         return self._edited(begin, end, "")
 
     # ---- inside --------------------------------------------------------------------------------
 
     def _edited(self, begin: int, end: int, new: str) -> Document:
-        return Document(self.text[:begin] + new + self.text[end:], self._name)
+        return Document(self.text[:begin] + self._ended(new) + self.text[end:], self._name)
+
+    def _ended(self, new: str) -> str:
+        """With the line ends of the file."""
+        return new.replace("\r\n", "\n").replace("\n", self._newline)
 
     def _place(self, node: Any, key: int) -> _Place:
         return _Place(node, self._at(node.lineno, node.col_offset), self._at(node.end_lineno, node.end_col_offset), key)
@@ -185,13 +190,13 @@ class Document:
         comma = self._skipped(end)
         trailing = self.text[comma : comma + 1] == ","
         line = self._end_of_line(comma + 1 if trailing else end)
-        new = f"\n{inner}{name}{_written(value, inner)}"
+        new = self._ended(f"\n{inner}{name}{_written(value, inner)}")
         text = f"{self.text[:line]}{new}{',' if trailing else ''}{self.text[line:]}"
         return Document(text if trailing else f"{text[:end]},{text[end:]}", self._name)
 
     def _end_of_line(self, at: int) -> int:
         """Where the line ends, if nothing but space and comments is left of it; else ``at``."""
-        end = self.text.find("\n", at)
+        end = self.text.find(self._newline, at)
         rest = re.sub(r"/\*.*?\*/|//.*", "", self.text[at:end]) if end >= 0 else "x"
         return end if not rest.strip() and end >= 0 else at
 

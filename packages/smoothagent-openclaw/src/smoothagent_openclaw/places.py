@@ -105,7 +105,7 @@ def plugin_folder(config: Path) -> Path:
 def read(path: Path) -> str:
     """A configuration's text. Raises ConfigurationError where there is none."""
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_bytes().decode()  # line ends as they are
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise ConfigurationError(
@@ -120,7 +120,7 @@ def write(path: Path, text: str) -> None:
         target = path.resolve()  # a link stays one
         handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
         try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
+            with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
