@@ -118,7 +118,8 @@ class Model(AgentServer):
             return {"role": "assistant", "content": "It is a list of lines."}, "stop"
         self.steps -= 1
         # Each another one: OpenClaw refuses to repeat a command for long.
-        command = f"sleep {TOOL_SECONDS} && tail -n +{1 + self.steps % 20} file.txt"
+        turned = f"cat file.txt file.txt | tail -n +{1 + self.steps} | head -n 100"
+        command = f"sleep {TOOL_SECONDS} && {turned}"
         function = {"name": "exec", "arguments": json.dumps({"command": command})}
         call = {"id": f"call_{self.steps}", "type": "function", "function": function}
         return {"role": "assistant", "content": None, "tool_calls": [call]}, "tool_calls"
