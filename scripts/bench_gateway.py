@@ -55,15 +55,15 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
                 writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: ")
                 writer.write(str(len(whole)).encode() + b"\r\n\r\n" + whole)
                 continue
-            await stream(writer, call)
+            await stream(writer, call, len(body) // 4)
     except (ConnectionError, asyncio.IncompleteReadError):
         return
     finally:
         writer.close()
 
 
-async def stream(writer: asyncio.StreamWriter, call: dict[str, Any]) -> None:
-    """One answer, each chunk at its time."""
+async def stream(writer: asyncio.StreamWriter, call: dict[str, Any], prompt: int) -> None:
+    """One answer to a prompt of so many tokens, each chunk at its time."""
     chunks, every = int(call.get("chunks", CHUNKS)), float(call.get("every", EVERY))
     began = time.perf_counter()
     writer.write(STREAM)
@@ -77,7 +77,7 @@ async def stream(writer: asyncio.StreamWriter, call: dict[str, Any]) -> None:
     if options.get("include_usage"):
         usage: dict[str, Any] = {
             "choices": [],
-            "usage": {"prompt_tokens": 1000, "completion_tokens": chunks, "total_tokens": 1000 + chunks},
+            "usage": {"prompt_tokens": prompt, "completion_tokens": chunks, "total_tokens": prompt + chunks},
         }
         writer.write(chunked(b"data: " + json.dumps(usage).encode() + b"\n\n"))
     writer.write(chunked(b"data: [DONE]\n\n") + chunked(b""))

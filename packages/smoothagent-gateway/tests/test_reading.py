@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from smoothagent_gateway.answer import Answer, Events, is_usage_alone
 from smoothagent_gateway.asgi import Event, RefusedError, read_body
+from smoothagent_gateway.body import Begun
 from smoothagent_gateway.body import Body as RequestBody
 from smoothagent_gateway.completions import _planned  # pyright: ignore[reportPrivateUsage]
 
@@ -138,7 +139,57 @@ def test_a_changed_request_is_changed_there_alone(
     assert (planned.unasked is not None) == stream
     if planned.unasked is not None:
         expected.pop("stream_options")
-        assert json.loads(planned.unasked) == {**expected, **{k: v for k, v in call.items() if k == "stream_options"}}
+        assert json.loads(planned.unasked()) == {**expected, **{k: v for k, v in call.items() if k == "stream_options"}}
+
+
+MESSAGES: st.SearchStrategy[list[Any]] = st.lists(
+    st.text(max_size=5).map(lambda text: {"role": "user", "content": text}) | JSON, max_size=5
+)
+WRITINGS: list[dict[str, Any]] = [{"ensure_ascii": False}, {"indent": 1}, {"separators": (",", ":")}, {}]
+
+
+@given(
+    st.dictionaries(st.text(max_size=3), JSON, max_size=2),
+    MESSAGES,
+    MESSAGES,
+    st.dictionaries(st.text(max_size=3), JSON, max_size=2),
+    st.sampled_from(WRITINGS),
+    st.integers(0, 3),
+    st.integers(0, 200),
+)
+def test_what_is_read_from_where_another_ended_is_the_same(
+    ahead: dict[str, Any],
+    first: list[Any],
+    more: list[Any],
+    after: dict[str, Any],
+    written: dict[str, Any],
+    dropped: int,
+    cut: int,
+) -> None:
+    """However the two differ: a longer history, another last message, another head, or one that is broken off."""
+    one = json.dumps({**ahead, "messages": first, **after}, **written).encode("utf-8", "surrogatepass")
+    given_ = [*first[: max(0, len(first) - dropped)], *more]
+    other = json.dumps({**ahead, "messages": given_}, **written).encode("utf-8", "surrogatepass")
+    for data in (other, other[:-cut] if cut else one, other + b" ", other.replace(b"]", b",]", 1)):
+        before = _read(one)
+        kept = before.kept() if before is not None else None
+        shared = kept.shared(data) if kept is not None else 0
+        earlier = kept.begins(shared) if kept is not None and shared else None
+        again, fresh = _read(data, earlier), _read(data)
+        assert (again is None) == (fresh is None)
+        if again is not None and fresh is not None:
+            assert json.dumps(again.call) == json.dumps(fresh.call)
+            assert again.items == fresh.items
+            assert again.kept() == fresh.kept()
+            assert again.changed(["x"], [], {"new": 1}) == fresh.changed(["x"], [], {"new": 1})
+            assert earlier is None or again.items is None or again.call["messages"][0] is earlier.values[0]
+
+
+def _read(data: bytes, earlier: Begun | None = None) -> RequestBody | None:
+    try:
+        return RequestBody(data, earlier)
+    except RefusedError:
+        return None
 
 
 SPACES = st.sampled_from(["", " ", "\n", "\t\r\n "])

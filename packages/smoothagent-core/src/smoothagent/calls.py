@@ -31,7 +31,9 @@ class OwnCalls(Generic[M]):
 
     def __init__(self, lookahead: Lookahead[M]) -> None:
         self._lookahead = lookahead
-        self._backend = lookahead.backend
+        self._backend = backend = lookahead.backend
+        # Asked once: checking a protocol takes longer than all else a hook does of this.
+        self._loop_bound = backend if isinstance(backend, LoopBound) else None
         self._observer = lookahead.observer
         self._probe: concurrent.futures.Future[None] | None = None
         self._answer: list[str] = []
@@ -44,8 +46,8 @@ class OwnCalls(Generic[M]):
     def ask_server(self) -> None:
         """Find out, once and from the first hook on, what the server can do, so that requests are routed right."""
         backend = self._backend
-        if isinstance(backend, LoopBound):
-            backend.note_loop()
+        if self._loop_bound is not None:
+            self._loop_bound.note_loop()
         if self._probe is None and backend is not None:
             self._probe = self._lookahead.lane.spawn(self._ask_caps(backend))
 
@@ -82,7 +84,7 @@ class OwnCalls(Generic[M]):
 
     def request_may_block(self) -> bool:
         """Whether the lane goes on while a running loop stands still; not for the first call, which can do without."""
-        loop_bound = isinstance(self._backend, LoopBound) and self._backend.needs_this_loop()
+        loop_bound = self._loop_bound is not None and self._loop_bound.needs_this_loop()
         return self._lookahead.lane.threads and not loop_bound and self._lookahead.delivery is not None
 
     def request_started(self) -> dict[str, Any]:

@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, cast
 
+import jiter
+
 _DONE = b"[DONE]"
 _END = re.compile(rb"\r?\n\r?\n|\r\r")
 LONGEST = 8 * 2**20
@@ -23,6 +25,8 @@ class Events:
     def feed(self, chunk: bytes) -> list[bytes]:
         """The events that have become whole."""
         rest = self._rest
+        if not rest and chunk.endswith(b"\n\n") and chunk.find(b"\n\n") == len(chunk) - 2 and b"\r" not in chunk:
+            return [chunk]  # one event, as servers send them
         rest += chunk
         events, begin = list[bytes](), 0
         for end in _END.finditer(rest, self._seen):
@@ -43,6 +47,8 @@ class Events:
 
 def data_of(event: bytes) -> bytes:
     """The data of a server-sent event; empty where it has none."""
+    if event.startswith(b"data: ") and event.find(b"\n") == len(event) - 2 and b"\r" not in event:
+        return event[6:-2]
     lines = [line[5:].removeprefix(b" ") for line in event.splitlines() if line.startswith(b"data:")]
     return b"\n".join(lines)
 
@@ -136,7 +142,7 @@ class Answer:
             self.readable = False
             return {}
         try:
-            parsed = json.loads(data)
+            parsed = _json(data)
         except (ValueError, RecursionError):
             self.readable = False
             return {}
@@ -158,8 +164,8 @@ class Answer:
         for place, call in enumerate(cast("list[Any]", calls) if isinstance(calls, list) else []):
             if isinstance(call, dict):
                 self._call(place, cast("dict[str, Any]", call))
-        said = any(delta.get(name) for name in ("content", "tool_calls", "reasoning_content", "reasoning"))
-        return text, said
+        said = (content, delta.get("tool_calls"), delta.get("reasoning_content"), delta.get("reasoning"))
+        return text, any(said)
 
     def _call(self, place: int, call: dict[str, Any]) -> None:
         index = call.get("index", place)
@@ -203,13 +209,21 @@ def _of_timings(timings: Mapping[str, Any]) -> Mapping[str, Any] | None:
     }
 
 
+def _json(data: bytes) -> Any:
+    """What JSON says. Raises ValueError, RecursionError."""
+    try:
+        return jiter.from_json(data)  # a fifth of the time
+    except ValueError:
+        return json.loads(data)  # which takes half of a surrogate pair, as it comes where a model's text is cut
+
+
 def is_usage_alone(event: bytes) -> bool:
     """Whether an event is the one that a stream has only where usage was asked for."""
     data = data_of(event)
     if b'"usage"' not in data:
         return False
     try:
-        chunk = json.loads(data)
+        chunk = _json(data)
     except (ValueError, RecursionError):
         return False
     if not isinstance(chunk, dict):

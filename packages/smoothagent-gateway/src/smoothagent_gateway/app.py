@@ -317,10 +317,10 @@ class _Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         begun = False
 
-        async def sending(event: Any) -> None:
+        def sending(event: Any) -> Awaitable[None]:  # no coroutine of its own: every piece of an answer passes it
             nonlocal begun
             begun = True
-            await send(event)
+            return send(event)
 
         try:
             await self._handler(scope, receive, sending)

@@ -8,12 +8,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
 from smoothagent_gateway.asgi import RefusedError
 
 _DIGITS = 4000
 """Digits of the longest number that is read as a whole one; Python reads no more than 4300."""
+_ENDS = 48
+"""Bytes at its end that tell one beginning from others."""
 _space = re.compile(r"[ \t\n\r]*").match
 
 
@@ -24,11 +27,67 @@ class Span(NamedTuple):
     end: int
 
 
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """The beginning of a body, up to the end of one of its messages.
+
+    Attributes:
+        call: the fields before ``messages``.
+        fields: where these stand.
+        name: where ``"messages"`` begins.
+        values: the messages.
+        items: where these stand.
+    """
+
+    call: Mapping[str, Any]
+    fields: Mapping[str, Span | None]
+    name: int
+    values: Sequence[Any]
+    items: Sequence[Span]
+
+    def without_last(self) -> Begun | None:
+        """The same up to the message before the last; None where there is none."""
+        if len(self.values) < 2:
+            return None
+        return replace(self, values=self.values[:-1], items=self.items[:-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A body as later ones may go on from it; in bytes, since another one is looked at before it is read.
+
+    Attributes:
+        data: up to the end of its last message.
+        shorter: the same up to the end of the one before; empty where there is none.
+        ends: with these bytes.
+        begun: what is said up to there.
+    """
+
+    data: bytes
+    shorter: bytes
+    ends: bytes
+    begun: Begun
+
+    def shared(self, data: bytes) -> int:
+        """Bytes after which ``data`` need not be read again; its last message may be another one by now."""
+        shorter = self.shorter or self.data
+        # Of hundreds that begin with the same system text most are told apart by these.
+        if data[len(shorter) - _ENDS : len(shorter)] != self.ends or not data.startswith(shorter):
+            return 0
+        return len(self.data) if data.startswith(self.data) else len(self.shorter)
+
+    def begins(self, shared: int) -> Begun | None:
+        """What is said up to there."""
+        return self.begun if shared == len(self.data) else self.begun.without_last()
+
+
 class Body:
     """A JSON object.
 
     Args:
         data: the bytes of it.
+        earlier: what it begins with (`Kept`), where that has been read before: it is not read again, and its messages
+            are the same objects.
 
     Attributes:
         data: the same.
@@ -39,8 +98,9 @@ class Body:
         RefusedError: it is no JSON object.
     """
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, earlier: Begun | None = None) -> None:
         self.data = data
+        self._begun: Begun | None = None
         self.call: dict[str, Any] = {}
         self.items: list[Span] | None = None
         self._text = ""
@@ -48,10 +108,21 @@ class Body:
         self._end = 0
         try:
             self._text = data.decode()
-            self._read()
+            self._read(earlier)
         except (ValueError, IndexError, RecursionError):  # not in UTF-8 perhaps; or it is none, which is said better so
-            self.items, self._fields, self._end = None, {}, 0
+            self.items, self._fields, self._end, self._begun = None, {}, 0, None
             self.call = _parsed(data)
+
+    def kept(self) -> Kept | None:
+        """Its beginning; None where that cannot be told."""
+        begun, text = self._begun, self._text
+        if begun is None:
+            return None
+        ends = [item.end for item in begun.items[-2:]]
+        if not text.isascii():
+            ends = [len(text[:end].encode()) for end in ends]
+        shorter = self.data[: ends[0]]
+        return Kept(self.data[: ends[-1]], shorter if len(ends) == 2 else b"", shorter[-_ENDS:], begun)
 
     def changed(self, messages: Sequence[Any] | None, given: Sequence[Any], values: Mapping[str, Any]) -> bytes:
         """The text with other messages, and with more fields or other values of them.
@@ -89,21 +160,29 @@ class Body:
 
     # ---- reading -------------------------------------------------------------------------------
 
-    def _read(self) -> None:
+    def _read(self, earlier: Begun | None) -> None:
         """One pass, in which the values themselves are read by the parser."""
         text = self._text
-        at = self._expect(self._skip(0), "{")
+        if earlier is None:
+            at = self._expect(self._skip(0), "{")
+        else:
+            self.call, self._fields, at = dict(earlier.call), dict(earlier.fields), earlier.name
         while text[at] != "}":
+            start = at
             name, at = _decoder.raw_decode(text, at)
             if not isinstance(name, str):
                 raise ValueError(at)
             begin = self._expect(self._skip(at), ":")
             if name == "messages" and text[begin] == "[":
-                value, end = self._items(begin)
+                before = self.call, self._fields
+                value, end = self._items(begin, earlier)
+                if name not in self._fields and self.items:
+                    self._begun = Begun(dict(before[0]), dict(before[1]), start, value, self.items)
+                earlier = None
             else:
                 value, end = _decoder.raw_decode(text, begin)
             if name in self._fields and name == "messages":
-                self.items = None
+                self.items = self._begun = None
             self._fields[name] = None if name in self._fields else Span(begin, end)
             self.call[name] = value
             at = self._skip(end)
@@ -117,23 +196,31 @@ class Body:
             raise ValueError(at)
         self._end = at
 
-    def _items(self, begin: int) -> tuple[list[Any], int]:
+    def _items(self, begin: int, earlier: Begun | None) -> tuple[list[Any], int]:
         """The list that begins there, and its end."""
         text, values, items = self._text, list[Any](), list[Span]()
         at = self._skip(begin + 1)
+        if earlier is not None:
+            values, items = list(earlier.values), list(earlier.items)
+            at = self._after(items[-1].end)
         while text[at] != "]":
             value, end = _decoder.raw_decode(text, at)
             values.append(value)
             items.append(Span(at, end))
-            at = self._skip(end)
-            if text[at] == ",":
-                at = self._skip(at + 1)
-                if text[at] == "]":
-                    raise ValueError(at)
-            elif text[at] != "]":
-                raise ValueError(at)
+            at = self._after(end)
         self.items = items
         return values, at + 1
+
+    def _after(self, end: int) -> int:
+        """Where the next of a list begins, or the list's end is."""
+        at = self._skip(end)
+        if self._text[at] == ",":
+            at = self._skip(at + 1)
+            if self._text[at] == "]":
+                raise ValueError(at)
+        elif self._text[at] != "]":
+            raise ValueError(at)
+        return at
 
     def _skip(self, at: int) -> int:
         space = _space(self._text, at)

@@ -90,6 +90,7 @@ class Announced(uvicorn.Server):
             access_log=False,
             server_header=False,
             date_header=False,
+            proxy_headers=False,
             timeout_graceful_shutdown=5,
             limit_concurrency=_CONNECTIONS,
             backlog=1024,

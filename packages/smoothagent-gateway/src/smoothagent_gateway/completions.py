@@ -53,13 +53,13 @@ class Planned:
         body: what is sent.
         headers: more of them, for the server.
         told: more of them, for the client.
-        unasked: the same without the usage that only the gateway asks for; None where it does not.
+        unasked: makes the same without the usage that only the gateway asks for; None where it does not.
     """
 
     body: bytes
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     told: Headers = ()
-    unasked: bytes | None = None
+    unasked: Callable[[], bytes] | None = None
 
 
 class Completions:
@@ -89,7 +89,7 @@ class Completions:
             body = Body(b"{}")  # it is the server's to read
             body.data = data
         else:
-            body = Body(data)
+            body = self._sessions.read(data)
         await while_connected(receive, self._answer(scope, send, arrived, body))
 
     async def _answer(self, scope: Scope, send: Send, arrived: float, body: Body) -> None:
@@ -128,7 +128,9 @@ class Completions:
         view = await self._view(exchange)
         exchange.sent = len(exchange.lead) + len(view)
         if exchange.follows:
-            self._sessions.take(session, given, len(body.data) + _MESSAGE_BYTES * len(given))
+            # Once as it came, and once as it was read.
+            size = 2 * len(body.data) + _MESSAGE_BYTES * len(given)
+            self._sessions.take(session, given, size, body.kept())
         if exchange.commit != "none":
             self._figures.committed(exchange.commit)
             self._sessions.remember(session, first=first)
@@ -198,6 +200,8 @@ class Completions:
         if message is not None and exchange.follows:
             given = exchange.given
             end = len(given) - min(session.tail, len(given))
+            if end == len(given):
+                session.answer = message
             session.runtime.on_segment_boundary([*given[:end], message, *given[end:]], prompt=session.prompt)
 
     # ---- on to the server and back -------------------------------------------------------------
@@ -215,7 +219,7 @@ class Completions:
                 await self._back(send, opened, planned, reading)
                 return
         # It may be what the gateway has added that is not known there.
-        async with self._upstream.opened("POST", url, headers, planned.unasked) as opened:
+        async with self._upstream.opened("POST", url, headers, planned.unasked()) as opened:
             self._asks_usage = self._asks_usage and opened.status in _NOT_ASKED
             planned.unasked = None
             await self._back(send, opened, planned, reading)
@@ -294,7 +298,6 @@ class Reading:
     ) -> None:
         self._arrived, self._request, self._planned, self._done = arrived, request, planned, done
         self._parts, self._size = list[bytes](), 0
-        self._broken: BrokenError | None = None
         self.answer = Answer()
         self.ttft: float | None = None
         self.heard = self.streamed = False
@@ -303,30 +306,26 @@ class Reading:
         """A stream's chunks; each goes on before it is read, unless a part of it has to be taken out."""
         events, hides = Events(), self._planned.unasked is not None
         self.streamed = True
-        async for chunk in self._to_the_end(opened.chunks()):
-            if not hides:
-                yield chunk
-            whole = events.feed(chunk)
-            for event in whole:
-                self._hear(event)
-            if hides and (kept := b"".join(event for event in whole if not is_usage_alone(event))):
-                yield kept
-            if self.answer.done:
-                # It was sent a moment ago, and its reader has not had a turn since.
-                await self._done(self)
-        if hides and events.rest:
-            yield events.rest
-        if self._broken is not None:
-            raise self._broken
-
-    async def _to_the_end(self, chunks: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
-        """What comes; that it broke off is told after what was held back."""
-        async with contextlib.aclosing(chunks):
+        broken: BrokenError | None = None
+        async with contextlib.aclosing(opened.chunks()) as chunks:
             try:
                 async for chunk in chunks:
-                    yield chunk
+                    if not hides:
+                        yield chunk
+                    whole = events.feed(chunk)
+                    for event in whole:
+                        self._hear(event)
+                    if hides and (kept := b"".join(event for event in whole if not is_usage_alone(event))):
+                        yield kept
+                    if self.answer.done:
+                        # It was sent a moment ago, and its reader has not had a turn since.
+                        await self._done(self)
             except BrokenError as error:
-                self._broken = error
+                broken = error
+        if hides and events.rest:
+            yield events.rest
+        if broken is not None:
+            raise broken  # after what was held back
 
     async def whole(self, opened: Opened) -> AsyncGenerator[bytes]:
         """An answer that comes at once."""
@@ -407,9 +406,12 @@ def _planned(
     added = {k: v for k, v in dict(extras.get("extra_body") or {}).items() if k not in call}
     headers = dict(extras.get("extra_headers") or {})
     sent = view if changed else None
-    unasked = body.changed(sent, given, added) if changed or added else body.data
+
+    def unasked() -> bytes:
+        return body.changed(sent, given, added) if changed or added else body.data
+
     if not (ask and call.get("stream") is True and not _asks_usage(call)):
-        return Planned(unasked, headers)
+        return Planned(unasked(), headers)
     options = call.get("stream_options")
     told = {**(cast("Call", options) if isinstance(options, dict) else {}), "include_usage": True}
     return Planned(body.changed(sent, given, {**added, "stream_options": told}), headers, unasked=unasked)

@@ -8,13 +8,15 @@ import hashlib
 import time
 import uuid
 from collections import OrderedDict, deque
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from smoothagent import EstimateCounter, LookaheadRuntime, OpenAICodec, Prompt
 from smoothagent.history import History
+from smoothagent_gateway.body import Body, Kept
 from smoothagent_gateway.records import Committed, Records
+from smoothagent_gateway.shelf import Shelf, written
 
 Wire = dict[str, Any]
 _ONCE_SECONDS = 20.0
@@ -73,6 +75,8 @@ class Session:
         chain: the chain digests of these.
         asks: the first of these that is no system text.
         prompt: what else shaped that.
+        answer: the message with its answer, as the next request is taken to have it.
+        kept: its last request's body, as the next one goes on from it.
         tail: how many of its last messages are rewritten on every call.
         held: by whose request is under way; None where none is.
         requests: how many it had.
@@ -90,6 +94,8 @@ class Session:
     chain: list[str] = field(default_factory=list[str])
     asks: int = 0
     prompt: Prompt = field(default_factory=Prompt)
+    answer: Wire | None = None
+    kept: Kept | None = None
     tail: int = 0
     held: object = None
     requests: int = 0
@@ -144,7 +150,7 @@ class Sessions:
     ) -> None:
         self._make, self._records, self._clock = make, records, clock
         self._limit, self._idle, self._memory, self._tail = limit, idle_seconds, memory_bytes, tail
-        self._sessions: OrderedDict[str, Session] = OrderedDict()
+        self._sessions: Shelf[Session] = Shelf()
         self._tails: OrderedDict[str, int] = OrderedDict()
         self._opening: set[str] = set()
         self._codec = OpenAICodec()
@@ -154,7 +160,19 @@ class Sessions:
 
     def all(self) -> list[Session]:
         """Those in memory, the newest last."""
-        return list(self._sessions.values())
+        return list(self._sessions)
+
+    def read(self, data: bytes) -> Body:
+        """A request's body; what a conversation's last one began with is not read again.
+
+        Raises:
+            RefusedError: it is no JSON object.
+        """
+        best, longest = None, 0
+        for session in reversed(self._sessions):
+            if session.kept is not None and (shared := session.kept.shared(data)) > longest:
+                best, longest = session.kept, shared
+        return Body(data, None if best is None else best.begins(longest))
 
     async def find(
         self, space: Space, messages: Sequence[Wire], system: str | None = None
@@ -170,10 +188,10 @@ class Sessions:
             HistoryError: they are no history.
         """
         chain: list[str] | None = None
-        known = [s for s in reversed(self._sessions.values()) if s.space.id == space.id and s.system == system]
-        found, length = _repeating(known, messages)
+        found, length = _repeating(self._sessions.beginning(_beginning(space, system, messages)), messages)
         if found is None:
             chain = self._digests(messages)
+            known = [s for s in reversed(self._sessions) if s.space.id == space.id and s.system == system]
             found, length = _alike(known, chain)
         if found is None or found.busy:
             chain = self._digests(messages) if chain is None else chain
@@ -181,6 +199,9 @@ class Sessions:
         if length < len(found.seen):
             self._taken_back(found, found.chain[:length], len(messages))
         same = [mine if mine == new else new for mine, new in zip(found.seen, messages, strict=False)]
+        answer = found.answer
+        if answer is not None and len(same) < len(messages) and _is_written_as(answer, messages[len(same)]):
+            same.append(answer)
         return found, [*same, *messages[len(same) :]]
 
     @contextlib.contextmanager
@@ -206,17 +227,25 @@ class Sessions:
         if session.held is holder:
             session.held = None
 
-    def take(self, session: Session, messages: list[Wire], size: int) -> None:
-        """The conversation has gone on with these messages, which its runtime has taken."""
+    def take(self, session: Session, messages: list[Wire], size: int, kept: Kept | None = None) -> None:
+        """The conversation has gone on with these messages, which its runtime has taken.
+
+        Args:
+            session: the conversation.
+            messages: its request's.
+            size: bytes of that.
+            kept: the same, to read the next one from.
+        """
         before, chain = session.chain, session.runtime.digests
         self._learn(session, messages, _shared(before, chain))
         session.seen, session.chain, session.size, session.resting = messages, chain, size, False
         session.asks = next((i for i, m in enumerate(messages) if _is_asked(m)), len(messages))
+        session.answer, session.kept = None, kept
         session.requests += 1
         self._opening.discard(session.name)
-        self._sessions.pop(session.name, None)
-        self._sessions[session.name] = session
-        self.sweep()
+        self._sessions.put(session, _beginning(session.space, session.system, messages))
+        if self._crowded:
+            self.sweep()
 
     def remember(self, session: Session, *, first: bool) -> None:
         """It was committed: what its history, a branch of it or a restart needs is kept.
@@ -231,16 +260,13 @@ class Sessions:
 
     def sweep(self) -> None:
         """Free what is idle, and the oldest of what is too much. Also for whoever has a clock."""
-        now, total = self._clock(), sum(s.size for s in self._sessions.values())
-        newest = next(reversed(self._sessions), None)
-        for session in list(self._sessions.values()):
+        now, newest = self._clock(), next(reversed(self._sessions), None)
+        for session in list(self._sessions):
             idle = now - session.used
             if session.busy:
                 continue
-            crowded = len(self._sessions) > self._limit or total > self._memory
-            if idle > self._idle or (crowded and session.name != newest):
-                del self._sessions[session.name]
-                total -= session.size
+            if idle > self._idle or (self._crowded and session is not newest):
+                self._sessions.drop(session.name)
                 session.runtime.close()
             elif session.requests == 1 and not session.resting and idle > _ONCE_SECONDS:
                 session.runtime.rest()
@@ -250,9 +276,13 @@ class Sessions:
 
     def close(self) -> None:
         """All are over."""
-        for session in self._sessions.values():
+        for session in list(self._sessions):
+            self._sessions.drop(session.name)
             session.runtime.close()
-        self._sessions.clear()
+
+    @property
+    def _crowded(self) -> bool:
+        return len(self._sessions) > self._limit or self._sessions.total > self._memory
 
     # ---- which it is ---------------------------------------------------------------------------
 
@@ -282,7 +312,7 @@ class Sessions:
     async def _new(self, space: Space, system: str | None, chain: Sequence[str]) -> Session:
         committed = await self._records.find(space.id, chain)
         name = uuid.uuid4().hex[:12]
-        if committed is not None and committed.name not in self._sessions.keys() | self._opening:
+        if committed is not None and committed.name not in self._sessions and committed.name not in self._opening:
             name = committed.name
         self._opening.add(name)
         session = Session(space, name, self._make(space, name), system)
@@ -345,6 +375,23 @@ def _shared(a: Sequence[str], b: Sequence[str]) -> int:
     """Length of the longest common prefix of two chains: where they differ once they differ from there on."""
     most = min(len(a), len(b))
     return bisect.bisect_left(range(most), True, key=lambda i: a[i] != b[i])
+
+
+def _is_written_as(a: object, b: object) -> bool:
+    """Equal, and in the same order: templates print calls as they stand."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        one, other = cast("Wire", a), cast("Wire", b)
+        return list(one) == list(other) and all(_is_written_as(one[k], other[k]) for k in one)
+    if isinstance(a, list) and isinstance(b, list):
+        these, those = cast("list[object]", a), cast("list[object]", b)
+        return len(these) == len(those) and all(map(_is_written_as, these, those))
+    return type(cast("object", a)) is type(b) and a == b
+
+
+def _beginning(space: Space, system: str | None, messages: Sequence[Wire]) -> Hashable:
+    """What conversations that a request may go on with have in common with it."""
+    asked = next((m for m in messages if _is_asked(m)), None)
+    return space.id, system, None if asked is None else written(asked)
 
 
 def _is_asked(message: Wire) -> bool:

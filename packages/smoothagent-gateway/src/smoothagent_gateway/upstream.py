@@ -211,7 +211,8 @@ class Opened:
         """
         assert self._response is not None
         try:
-            async for chunk in self._response.content.iter_any():
+            read = self._response.content.readany
+            while chunk := await read():
                 yield chunk
         except (aiohttp.ClientError, OSError) as error:
             log.info("the upstream broke off in the middle of an answer: %s", type(error).__name__)
