@@ -25,7 +25,7 @@ LOWEST = (
         "--resolution",
         "lowest-direct",
         "--editable",
-        ".[autogen,bench,gateway,langchain,llamaindex,miniagent,openclaw]",
+        ".[autogen,bench,gateway,langchain,llamaindex,miniagent,openclaw,sglang]",
     ),
     *("--editable", "packages/smoothagent-langchain[bench,classic,deepagents,langmem]"),
     *("--editable", "packages/smoothagent-gateway[bench]"),
