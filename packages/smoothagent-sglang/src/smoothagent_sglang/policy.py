@@ -203,17 +203,36 @@ def colocated(
         return _printed(model, decodes, waiting, candidates, sizes, tbt)
     running = Load(len(decodes), sum(decodes), 0)
     count, chunks = next_chunks(waiting, sizes)
-    together = running.plus(chunks) if mixed else chunks
-    limit = be_step
-    if decodes:
-        limit = min(limit, tbt if mixed else tbt - model.estimate(running))
-    if waiting:
-        limit = min(limit, model.estimate(together) + max(0.0, slack(model, waiting, now, sizes)))
+    spare = slack(model, waiting, now, sizes)
+    together, limit = bound(model, running, chunks, spare, tbt=tbt, be_step=be_step, mixed=mixed)
     room = sizes.chunk - chunks.tokens
     pieces, load = _fitting_pieces(model, together, candidates, limit, sizes, room)
     if not mixed and not load.tokens:
         load = running
     return Decision(len(decodes), count, pieces, load)
+
+
+def bound(
+    model: BatchLatency, running: Load, chunks: Load, spare: float, *, tbt: float, be_step: float, mixed: bool
+) -> tuple[Load, float]:
+    """What a step has before any BE work, and the seconds that it may take with it.
+
+    Args:
+        model: the server's.
+        running: its decodes.
+        chunks: LC prefill in it.
+        spare: seconds by which the LC queue may be held up; infinite where none waits.
+        tbt: δ.
+        be_step: w.
+        mixed: as `colocated` has it.
+    """
+    together = running.plus(chunks) if mixed else chunks
+    limit = be_step
+    if running.tokens:
+        limit = min(limit, tbt if mixed else tbt - model.estimate(running))
+    if spare < math.inf:
+        limit = min(limit, model.estimate(together) + max(0.0, spare))
+    return together, limit
 
 
 def _printed(

@@ -1,0 +1,452 @@
+"""Lookahead requests in SGLang's scheduler: held beside its queue, computed in pieces behind everything else.
+
+SGLang finishes a chunked prefill before it begins another, so a lookahead request in its own queue would keep live
+requests waiting. Here it is never in that queue: each step may carry a piece of it, as a request of its own (a child)
+over the tokens up to the piece's end. The child's KV goes into the prefix cache, where the next piece finds it; the
+last piece is the client's own request, which answers.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from smoothagent_sglang import engine, policy
+from smoothagent_sglang.asked import Asked
+from smoothagent_sglang.latency import Load, chunk
+from smoothagent_sglang.learning import Learner
+from smoothagent_sglang.policy import Candidate, Sizes, Waiting
+from smoothagent_sglang.settings import Settings
+
+SEPARATOR = "\x1fpiece"
+_NO_DEADLINE = 600.0
+"""Seconds that a request without a deadline is taken to have."""
+_FIRST = 64
+"""Tokens of a piece while the server's times are not known."""
+_DELTA, _W = 4.0, 6.0
+"""δ and w in decode steps, where they are not set."""
+
+
+@dataclass(eq=False)
+class Held:
+    """A lookahead request that is not in SGLang's queue.
+
+    Attributes:
+        req: the client's own request.
+        number: to promote it by.
+        deadline: when it is to be ready, on the scheduler's clock.
+        arrival: when it came.
+        start: tokens that were in the cache when it came; -1 before it was looked up.
+        prefix: tokens that are in the cache now.
+        lease: keeps them there.
+        child: the piece that is under way.
+        pieces: how many it has had.
+        urgency: its place among others.
+    """
+
+    req: Any
+    number: int | None
+    deadline: float
+    arrival: float
+    start: int = -1
+    prefix: int = 0
+    lease: Any = None
+    child: Any = None
+    pieces: int = 0
+    urgency: float = -math.inf
+
+    @property
+    def tokens(self) -> int:
+        """Of its prompt."""
+        return len(self.req.origin_input_ids)
+
+
+@dataclass(eq=False)
+class Lease:
+    """A prefix that is kept after its request has ended.
+
+    Attributes:
+        lock: the cache's.
+        node: where the prefix ends there.
+        tokens: that were computed for it.
+        until: when it ends, on the scheduler's clock.
+    """
+
+    lock: Any
+    node: Any
+    tokens: int
+    until: float
+
+
+class BestEffort:
+    """The lookahead requests of one scheduler.
+
+    Args:
+        scheduler: SGLang's.
+        settings: the operator's.
+        learner: knows how long batches take.
+        clock: seconds; for tests.
+
+    Attributes:
+        counts: what was done, by name.
+    """
+
+    def __init__(
+        self, scheduler: Any, settings: Settings, learner: Learner, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._scheduler, self._settings, self._learner, self._clock = scheduler, settings, learner, clock
+        page = int(scheduler.page_size)
+        size = int(scheduler.chunked_prefill_size)
+        self._sizes = Sizes(size, min(settings.piece or size, size), max(16, page), page)
+        self._held: dict[str, Held] = {}
+        self._leaving: list[tuple[Any, Any]] = []
+        self._answering: dict[str, Held] = {}
+        self._leases: OrderedDict[str, Lease] = OrderedDict()
+        self._offered: dict[int, Held] = {}
+        self._running = Load()
+        self._mixed = False
+        self._beside = Load()
+        self._decode_is_due = False
+        self.counts: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    # ---- coming and going ----------------------------------------------------------------------
+
+    def take(self, req: Any, asked: Asked) -> None:
+        """Hold a request."""
+        now = self._clock()
+        deadline = now + (asked.deadline if asked.deadline < math.inf else _NO_DEADLINE)
+        self._held[req.rid] = Held(req, asked.number, deadline, now)
+        self.counts["requests"] += 1
+
+    def promote(self, number: int) -> bool:
+        """Make a lookahead request a live one, where it stands; False where there is none of that number."""
+        found = [h for h in self._held.values() if h.number == number]
+        for held in found:
+            del self._held[held.req.rid]
+            # It has waited longer than all that came after it. What it has is kept until it runs.
+            self._scheduler.waiting_queue.insert(0, held.req)
+            self._leaving.append((held.req, held.lease))
+            _without_own_hits(held)
+            self.counts["promoted"] += 1
+        return bool(found)
+
+    def abort(self, rid: str, *, everything: bool) -> None:
+        """Hand what is to be aborted to SGLang's queue, which answers the client."""
+        for held in list(self._held.values()):
+            if everything or held.req.rid.startswith(rid):
+                del self._held[held.req.rid]
+                engine.unlock(self._scheduler.tree_cache, held.lease)
+                self._scheduler.waiting_queue.append(held.req)
+                self.counts["aborted"] += 1
+
+    # ---- a step --------------------------------------------------------------------------------
+
+    def offer(self, running: Any) -> list[Any]:
+        """The requests that could have a piece in the step that is being formed; they go last in SGLang's queue."""
+        self._offered = {}
+        self._let_go()
+        if not self._held:
+            return []
+        self._running = engine.running_load(running)
+        self._mixed = bool(self._scheduler.is_mixed_chunk) and not running.return_logprob
+        self._beside = Load()
+        if self._running.tokens and not self._mixed and self._decode_is_due:
+            return []  # one piece between two decode steps
+        if not self._may_run():
+            return []
+        waiting = sorted(self._held.values(), key=lambda h: h.urgency)
+        for held in waiting:
+            if held.child is not None and not held.child.finished():
+                continue  # under overlap its KV is not in the cache yet
+            held.child = None
+            self._look_up(held)
+            self._offered[id(held.req)] = held
+            if len(self._offered) == policy.HEADS:
+                break
+        return [held.req for held in self._offered.values()]
+
+    def is_offered(self, req: Any) -> bool:
+        """Whether a request in SGLang's queue is one of these."""
+        return id(req) in self._offered
+
+    def admit(self, adder: Any, add: Callable[[Any], Any], req: Any, results: Any) -> Any:
+        """SGLang has come to an offered request: let it have a piece, if one fits.
+
+        Args:
+            adder: SGLang's ``PrefillAdder``, with what it has admitted before.
+            add: its own ``add_one_req``.
+            req: the request.
+            results: ``AddReqResult``.
+        """
+        held = self._offered[id(req)]
+        tokens = self._fitting(adder, held)
+        if not tokens:
+            return results.OTHER
+        last = held.prefix + tokens == held.tokens
+        if last and not self._may_answer(req):
+            tokens = self._whole_pages(held, tokens - 1)
+            last = False
+            if not tokens:
+                return results.OTHER
+        chosen = req if last else self._child(held, held.prefix + tokens)
+        chosen.init_next_round_input(self._scheduler.tree_cache)
+        outcome = add(chosen)
+        if not any(r is chosen for r in adder.can_run_list):
+            self.counts["refused"] += 1
+            return results.OTHER
+        assert adder.new_chunked_req is not chosen, "a piece must never be SGLang's chunked request"
+        self._began(held, chosen, tokens)
+        # NO_TOKEN would close the batch for live requests, too.
+        return outcome if outcome == results.CONTINUE else results.OTHER
+
+    def settle(self) -> None:
+        """The step is formed: what was not admitted as a whole is held again."""
+        queue = self._scheduler.waiting_queue
+        if any(id(req) in self._offered for req in queue):
+            self._scheduler.waiting_queue = [req for req in queue if id(req) not in self._offered]
+        self._offered = {}
+
+    def ran(self, batch: Any, load: Load, seconds: float) -> None:
+        """A batch took so long."""
+        extend = batch.forward_mode.is_extend()
+        if not extend or getattr(batch, "decoding_reqs", None):
+            self._decode_is_due = False
+        self._learner.observe(load, seconds)
+
+    # ---- inside a step -------------------------------------------------------------------------
+
+    def _may_run(self) -> bool:
+        """Whether there could be room at all, before the cache is searched."""
+        model = self._learner.latency
+        if model is None:
+            return not self._running.tokens and not self._scheduler.waiting_queue
+        base, limit = self._bound(Load(), ())
+        return model.estimate(base) < limit
+
+    def _bound(self, chunks: Load, waiting: tuple[Waiting, ...]) -> tuple[Load, float]:
+        model, settings = self._learner.latency, self._settings
+        assert model is not None
+        step = model.gemm(1)
+        spare = math.inf
+        if waiting or chunks.tokens:
+            spare = -1.0 if settings.ttft is None else policy.slack(model, waiting, self._clock(), self._sizes)
+        return policy.bound(
+            model,
+            self._running,
+            chunks,
+            spare,
+            tbt=settings.tbt or _DELTA * step,
+            be_step=settings.be_step or _W * step,
+            mixed=self._mixed,
+        )
+
+    def _fitting(self, adder: Any, held: Held) -> int:
+        """Tokens of the piece that this request may have in this step."""
+        room = self._sizes.chunk if adder.rem_chunk_tokens is None else int(adder.rem_chunk_tokens)
+        room = min(room, self._free()) // self._sizes.page * self._sizes.page
+        if room <= 0 or self._kept() + min(room, self._sizes.least) > self._cap():
+            return 0
+        live = [r for r in adder.can_run_list if not self._is_ours(r)]
+        rest = held.tokens - held.prefix
+        candidate = Candidate(held.urgency, rest, held.prefix)
+        model = self._learner.latency
+        if model is None:
+            tokens = min(rest, _FIRST, room) if not live else 0
+            return tokens if tokens == rest else self._whole_pages(held, tokens)
+        chunks = Load()
+        for r in live:
+            chunks = chunks.plus(chunk(engine.extend_len(r), engine.prefix_len(r)))
+        base, limit = self._bound(chunks, self._waiting(live))
+        return policy.fitting(model, base.plus(self._beside), candidate, limit, self._sizes, room)
+
+    def _waiting(self, live: list[Any]) -> tuple[Waiting, ...]:
+        """Live requests whose first token is due: those in this step, and those that still wait."""
+        ttft = self._settings.ttft
+        if ttft is None:
+            return ()
+        queue = [r for r in self._scheduler.waiting_queue if id(r) not in self._offered and r not in live]
+        return tuple(
+            Waiting(_arrival(r, self._clock()) + ttft, len(r.origin_input_ids) - engine.prefix_len(r), 0)
+            for r in [*live, *queue]
+        )
+
+    def _whole_pages(self, held: Held, tokens: int) -> int:
+        page = self._sizes.page
+        return max(0, (held.prefix + tokens) // page * page - held.prefix)
+
+    def _is_ours(self, req: Any) -> bool:
+        return id(req) in self._offered or SEPARATOR in req.rid
+
+    def _free(self) -> int:
+        """Tokens of KV that are in no cache: what others have cached is never evicted for a piece."""
+        # A page for each decode that goes on beside it, and one that the piece itself may begin.
+        reserve = self._sizes.page * (self._running.tokens + 2)
+        return int(self._scheduler.token_to_kv_pool_allocator.available_size()) - reserve
+
+    def _cap(self) -> int:
+        return int(self._settings.share * self._scheduler.max_total_num_tokens)
+
+    def _kept(self) -> int:
+        """Tokens that lookahead prefixes hold; the oldest leases end where that is too much."""
+        held = sum(h.prefix - h.start for h in self._held.values() if h.lease is not None)
+        while self._leases and held + sum(lease.tokens for lease in self._leases.values()) >= self._cap():
+            self._end_lease(next(iter(self._leases)), "crowded_out")
+        return held + sum(lease.tokens for lease in self._leases.values())
+
+    def _may_answer(self, req: Any) -> bool:
+        """Whether one more may decode beside the live requests."""
+        if int(req.sampling_params.max_new_tokens or 0) <= 1:
+            return True
+        decoding = sum(int(h.req.sampling_params.max_new_tokens or 0) > 1 for h in self._answering.values())
+        if decoding >= self._settings.be_decodes:
+            return False
+        model = self._learner.latency
+        if model is None:
+            return False
+        with_it = self._running.plus(Load(1, len(req.origin_input_ids), 0))
+        return model.estimate(with_it) <= (self._settings.tbt or _DELTA * model.gemm(1))
+
+    def _look_up(self, held: Held) -> None:
+        """Find how much of it is in the cache, and keep that there."""
+        tree = self._scheduler.tree_cache
+        held.req.init_next_round_input(tree)
+        before, held.prefix = held.lease, engine.prefix_len(held.req)
+        held.lease = engine.lock(tree, held.req.last_node) if held.prefix else None
+        engine.unlock(tree, before)  # after the new one, so that it is never without
+        if held.start < 0:
+            held.start = held.prefix
+        model = self._learner.latency
+        if model is not None:
+            rest = Candidate(0.0, held.tokens - held.prefix, held.prefix)
+            held.urgency = policy.urgency(model, rest, held.deadline, held.arrival, self._sizes, self._settings.aging)
+
+    def _began(self, held: Held, chosen: Any, tokens: int) -> None:
+        self._beside = self._beside.plus(chunk(tokens, held.prefix))
+        self._decode_is_due = True
+        self.counts["pieces"] += 1
+        self.counts["tokens"] += tokens
+        if chosen is held.req:
+            del self._held[held.req.rid]
+            self._answering[held.req.rid] = held
+            _without_own_hits(held)
+        else:
+            held.child = chosen
+            held.pieces += 1
+
+    def _child(self, held: Held, end: int) -> Any:
+        """A request over the first ``end`` tokens, which generates nothing and answers nobody."""
+        parent, scheduler = held.req, self._scheduler
+        params = copy.copy(parent.sampling_params)
+        params.max_new_tokens = params.min_new_tokens = 0
+        params.frequency_penalty = params.presence_penalty = 0.0
+        params.repetition_penalty = 1.0
+        params.stop_strs, params.custom_params = [], None
+        more = {name: getattr(parent, name) for name in ("cache_salt",) if hasattr(parent, name)}
+        child: Any = engine.module("managers.schedule_batch").Req(
+            f"{parent.rid}{SEPARATOR}{held.pieces + 1}",
+            "",
+            parent.origin_input_ids[:end],
+            params,
+            stream=False,
+            lora_id=parent.lora_id,
+            extra_key=parent.extra_key,
+            eos_token_ids=parent.eos_token_ids,
+            vocab_size=scheduler.model_config.vocab_size,
+            priority=parent.priority,
+            disagg_mode=scheduler.disaggregation_mode,
+            **more,
+        )
+        child.tokenizer = parent.tokenizer
+        child.logprob_start_len = end  # beside a request with log probabilities it would compute its own
+        child.finished_output = True  # what has been put out already is not put out again
+        return child
+
+    # ---- leases --------------------------------------------------------------------------------
+
+    def committed(self, req: Any) -> None:
+        """A live request runs: where it goes on from a warmed prefix, that is now its own."""
+        if not self._leases:
+            return
+        ends = {id(lease.node): rid for rid, lease in self._leases.items()}
+        node = req.last_node
+        while node is not None:
+            if id(node) in ends:
+                self._end_lease(ends[id(node)], "committed")
+            node = getattr(node, "parent", None)
+
+    def _let_go(self) -> None:
+        """End what is over: promoted requests that run, answers that are whole, leases."""
+        tree, queue = self._scheduler.tree_cache, self._scheduler.waiting_queue
+        for pair in list(self._leaving):
+            if not any(r is pair[0] for r in queue):
+                engine.unlock(tree, pair[1])
+                self._leaving.remove(pair)
+        for rid, held in list(self._answering.items()):
+            if held.req.finished():
+                del self._answering[rid]
+                self._lease(held)
+        now = self._clock()
+        for rid, lease in list(self._leases.items()):
+            if lease.until <= now:
+                self._end_lease(rid, "expired")
+
+    def _lease(self, held: Held) -> None:
+        tree, seconds = self._scheduler.tree_cache, self._settings.lease
+        warmed = int(held.req.sampling_params.max_new_tokens or 0) <= 1
+        if warmed and seconds > 0 and not _was_aborted(held.req):
+            whole = self._child(held, held.tokens)
+            whole.init_next_round_input(tree)
+            tokens = engine.prefix_len(whole)
+            if tokens:
+                lock = engine.lock(tree, whole.last_node)
+                self._leases[held.req.rid] = Lease(
+                    lock, whole.last_node, max(0, tokens - max(held.start, 0)), self._clock() + seconds
+                )
+        engine.unlock(tree, held.lease)
+        held.lease = None
+
+    def _end_lease(self, rid: str, why: str) -> None:
+        engine.unlock(self._scheduler.tree_cache, self._leases.pop(rid).lock)
+        self.counts[f"leases_{why}"] += 1
+
+    def release_all(self) -> None:
+        """End all leases: the cache is flushed."""
+        for rid in list(self._leases):
+            self._end_lease(rid, "flushed")
+
+    def state(self) -> dict[str, Any]:
+        """What the server tells of it."""
+        model = self._learner.latency
+        return {
+            **self.counts,
+            "held": len(self._held),
+            "answering": len(self._answering),
+            "leases": len(self._leases),
+            "kept_tokens": sum(lease.tokens for lease in self._leases.values()),
+            "decode_step_seconds": None if model is None else model.gemm(1),
+            "batches": self._learner.batches,
+        }
+
+
+def _arrival(req: Any, now: float) -> float:
+    """When a live request came, on the scheduler's clock."""
+    seen = getattr(req, "_smoothagent_arrival", None)
+    return float(seen) if seen is not None else now
+
+
+def _was_aborted(req: Any) -> bool:
+    reason = req.finished_reason
+    return reason is not None and reason.to_json().get("type") == "abort"
+
+
+def _without_own_hits(held: Held) -> None:
+    """Keep an answer's ``cached_tokens`` to what was cached before its own pieces (``ScheduleBatch`` adds the rest)."""
+    held.req.already_computed = max(0, held.prefix - max(held.start, 0))
