@@ -12,14 +12,15 @@ import copy
 import math
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
 from typing import Any
 
 from smoothagent_sglang import engine, policy
 from smoothagent_sglang.asked import Asked
 from smoothagent_sglang.latency import Load, chunk
 from smoothagent_sglang.learning import Learner
+from smoothagent_sglang.owned import Node, Owned
 from smoothagent_sglang.policy import Candidate, Sizes, Waiting
 from smoothagent_sglang.settings import Settings
 
@@ -47,6 +48,7 @@ class Held:
         child: the piece that is under way.
         pieces: how many it has had.
         urgency: its place among others.
+        nodes: of the cache, that its pieces have made and that are kept for it.
     """
 
     req: Any
@@ -59,6 +61,7 @@ class Held:
     child: Any = None
     pieces: int = 0
     urgency: float = -math.inf
+    nodes: list[Hashable] = field(default_factory=list[Hashable])
 
     @property
     def tokens(self) -> int:
@@ -72,14 +75,14 @@ class Lease:
 
     Attributes:
         lock: the cache's.
-        node: where the prefix ends there.
-        tokens: that were computed for it.
+        ids: the tokens of the prefix.
+        nodes: of these, that lookahead work has made.
         until: when it ends, on the scheduler's clock.
     """
 
     lock: Any
-    node: Any
-    tokens: int
+    ids: Any
+    nodes: list[Hashable]
     until: float
 
 
@@ -104,9 +107,10 @@ class BestEffort:
         size = int(scheduler.chunked_prefill_size)
         self._sizes = Sizes(size, min(settings.piece or size, size), max(16, page), page)
         self._held: dict[str, Held] = {}
-        self._leaving: list[tuple[Any, Any]] = []
+        self._leaving: list[Held] = []
         self._answering: dict[str, Held] = {}
         self._leases: OrderedDict[str, Lease] = OrderedDict()
+        self._owned = Owned()
         self._offered: dict[int, Held] = {}
         self._running = Load()
         self._mixed = False
@@ -133,7 +137,7 @@ class BestEffort:
             del self._held[held.req.rid]
             # It has waited longer than all that came after it. What it has is kept until it runs.
             self._scheduler.waiting_queue.insert(0, held.req)
-            self._leaving.append((held.req, held.lease))
+            self._leaving.append(held)
             _without_own_hits(held)
             self.counts["promoted"] += 1
         return bool(found)
@@ -143,7 +147,8 @@ class BestEffort:
         for held in list(self._held.values()):
             if everything or held.req.rid.startswith(rid):
                 del self._held[held.req.rid]
-                engine.unlock(self._scheduler.tree_cache, held.lease)
+                self._note_last(held)
+                self._give_up(held)
                 self._scheduler.waiting_queue.append(held.req)
                 self.counts["aborted"] += 1
 
@@ -251,8 +256,8 @@ class BestEffort:
     def _fitting(self, adder: Any, held: Held) -> int:
         """Tokens of the piece that this request may have in this step."""
         room = self._sizes.chunk if adder.rem_chunk_tokens is None else int(adder.rem_chunk_tokens)
-        room = min(room, self._free()) // self._sizes.page * self._sizes.page
-        if room <= 0 or self._kept() + min(room, self._sizes.least) > self._cap():
+        room = self._room(min(room, held.tokens - held.prefix + self._sizes.page))
+        if room <= 0:
             return 0
         live = [r for r in adder.can_run_list if not self._is_ours(r)]
         rest = held.tokens - held.prefix
@@ -285,21 +290,26 @@ class BestEffort:
     def _is_ours(self, req: Any) -> bool:
         return id(req) in self._offered or SEPARATOR in req.rid
 
-    def _free(self) -> int:
-        """Tokens of KV that are in no cache: what others have cached is never evicted for a piece."""
-        # A page for each decode that goes on beside it, and one that the piece itself may begin.
-        reserve = self._sizes.page * (self._running.tokens + 2)
-        return int(self._scheduler.token_to_kv_pool_allocator.available_size()) - reserve
+    def _room(self, wanted: int) -> int:
+        """Tokens that a piece may add to the cache, whole pages: of what is free, and of what is our own and unneeded.
 
-    def _cap(self) -> int:
-        return int(self._settings.share * self._scheduler.max_total_num_tokens)
-
-    def _kept(self) -> int:
-        """Tokens that lookahead prefixes hold; the oldest leases end where that is too much."""
-        held = sum(h.prefix - h.start for h in self._held.values() if h.lease is not None)
-        while self._leases and held + sum(lease.tokens for lease in self._leases.values()) >= self._cap():
-            self._end_lease(next(iter(self._leases)), "crowded_out")
-        return held + sum(lease.tokens for lease in self._leases.values())
+        What others have cached is never evicted for a piece. The oldest leases end where ours is too much.
+        """
+        cap = int(self._settings.share * self._scheduler.max_total_num_tokens)
+        allocator, page = self._scheduler.token_to_kv_pool_allocator, self._sizes.page
+        # A page for each decode that goes on beside it, and those that the piece itself may begin.
+        reserve = page * (self._running.tokens + 2)
+        while True:
+            free = min(cap - self._owned.tokens, int(allocator.available_size()) - reserve)
+            if free >= wanted:
+                break
+            if self._owned.free(wanted - free, lambda node: engine.evict_leaf(self._scheduler.tree_cache, node)):
+                self.counts["evictions"] += 1
+            elif self._leases:
+                self._end_lease(next(iter(self._leases)), "crowded_out")
+            else:
+                break
+        return max(0, min(free, wanted)) // page * page
 
     def _may_answer(self, req: Any) -> bool:
         """Whether one more may decode beside the live requests."""
@@ -318,11 +328,14 @@ class BestEffort:
         """Find how much of it is in the cache, and keep that there."""
         tree = self._scheduler.tree_cache
         held.req.init_next_round_input(tree)
-        before, held.prefix = held.lease, engine.prefix_len(held.req)
+        before, known, held.prefix = held.lease, held.prefix, engine.prefix_len(held.req)
         held.lease = engine.lock(tree, held.req.last_node) if held.prefix else None
         engine.unlock(tree, before)  # after the new one, so that it is never without
         if held.start < 0:
             held.start = held.prefix
+            self._owned.used(held.req.origin_input_ids, held.prefix, live=False)
+        elif held.prefix > known:
+            self._note(held, held.req.last_node, known, held.prefix)
         model = self._learner.latency
         if model is not None:
             rest = Candidate(0.0, held.tokens - held.prefix, held.prefix)
@@ -369,26 +382,49 @@ class BestEffort:
         child.finished_output = True  # what has been put out already is not put out again
         return child
 
+    def _note(self, held: Held, node: Any, begin: int, end: int) -> None:
+        """A piece of its own is in the cache: from ``begin`` on, since what was there before is another's."""
+        key = engine.node_key(node)
+        parent = held.nodes[-1] if held.nodes else None
+        self._owned.add(key, Node(node, parent, held.req.origin_input_ids, begin, end))
+        if key in self._owned:
+            self._owned.keep([key])
+            held.nodes.append(key)
+
+    def _note_last(self, held: Held) -> None:
+        """Before it goes: its last piece may not have been looked up yet, or not have ended."""
+        if held.child is None:
+            return
+        if held.child.finished():
+            self._look_up(held)
+        else:
+            self._owned.drop_all(held.nodes)  # what comes behind them will not be known
+        held.child = None
+
+    def _give_up(self, held: Held) -> None:
+        """Nothing is kept for it any more."""
+        engine.unlock(self._scheduler.tree_cache, held.lease)
+        self._owned.let_go(held.nodes)
+        held.lease, held.nodes = None, []
+
     # ---- leases --------------------------------------------------------------------------------
 
     def committed(self, req: Any) -> None:
         """A live request runs: where it goes on from a warmed prefix, that is now its own."""
-        if not self._leases:
-            return
-        ends = {id(lease.node): rid for rid, lease in self._leases.items()}
-        node = req.last_node
-        while node is not None:
-            if id(node) in ends:
-                self._end_lease(ends[id(node)], "committed")
-            node = getattr(node, "parent", None)
+        cached, ids = engine.prefix_len(req), req.origin_input_ids
+        for rid, lease in list(self._leases.items()):
+            length = len(lease.ids)
+            if length <= cached and ids[length - 1] == lease.ids[-1] and ids[:length] == lease.ids:
+                self._end_lease(rid, "committed")
+        self._owned.used(ids, cached, live=True)
 
     def _let_go(self) -> None:
         """End what is over: promoted requests that run, answers that are whole, leases."""
-        tree, queue = self._scheduler.tree_cache, self._scheduler.waiting_queue
-        for pair in list(self._leaving):
-            if not any(r is pair[0] for r in queue):
-                engine.unlock(tree, pair[1])
-                self._leaving.remove(pair)
+        queue = self._scheduler.waiting_queue
+        for held in list(self._leaving):
+            if not any(r is held.req for r in queue):
+                self._give_up(held)
+                self._leaving.remove(held)
         for rid, held in list(self._answering.items()):
             if held.req.finished():
                 del self._answering[rid]
@@ -401,26 +437,33 @@ class BestEffort:
     def _lease(self, held: Held) -> None:
         tree, seconds = self._scheduler.tree_cache, self._settings.lease
         warmed = int(held.req.sampling_params.max_new_tokens or 0) <= 1
-        if warmed and seconds > 0 and not _was_aborted(held.req):
+        if not warmed or _was_aborted(held.req):
+            self._owned.drop_all(held.nodes)  # an answer stands behind them
+        elif seconds > 0:
             whole = self._child(held, held.tokens)
+            # One more, since of a prompt all but its last token is looked for.
+            whole.origin_input_ids = whole.origin_input_ids + whole.origin_input_ids[:1]
             whole.init_next_round_input(tree)
             tokens = engine.prefix_len(whole)
             if tokens:
-                lock = engine.lock(tree, whole.last_node)
-                self._leases[held.req.rid] = Lease(
-                    lock, whole.last_node, max(0, tokens - max(held.start, 0)), self._clock() + seconds
-                )
-        engine.unlock(tree, held.lease)
-        held.lease = None
+                if tokens > held.prefix:
+                    self._note(held, whole.last_node, held.prefix, tokens)
+                self._owned.keep(held.nodes)
+                lock, ids = engine.lock(tree, whole.last_node), whole.origin_input_ids[:tokens]
+                self._leases[held.req.rid] = Lease(lock, ids, list(held.nodes), self._clock() + seconds)
+        self._give_up(held)
 
     def _end_lease(self, rid: str, why: str) -> None:
-        engine.unlock(self._scheduler.tree_cache, self._leases.pop(rid).lock)
+        lease = self._leases.pop(rid)
+        engine.unlock(self._scheduler.tree_cache, lease.lock)
+        self._owned.let_go(lease.nodes)
         self.counts[f"leases_{why}"] += 1
 
     def release_all(self) -> None:
         """End all leases: the cache is flushed."""
         for rid in list(self._leases):
             self._end_lease(rid, "flushed")
+        self._owned = Owned()
 
     def state(self) -> dict[str, Any]:
         """What the server tells of it."""
@@ -430,9 +473,10 @@ class BestEffort:
             "held": len(self._held),
             "answering": len(self._answering),
             "leases": len(self._leases),
-            "kept_tokens": sum(lease.tokens for lease in self._leases.values()),
+            "own_tokens": self._owned.tokens,
             "decode_step_seconds": None if model is None else model.gemm(1),
             "batches": self._learner.batches,
+            **engine.pool(self._scheduler),
         }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Hashable
 from typing import Any
 
 from smoothagent_sglang.latency import Load
@@ -55,16 +56,25 @@ def refused_server(scheduler: Any) -> str | None:
 
 def ordinary(req: Any) -> str | None:
     """Why a request cannot be computed in pieces, so that it runs as any other; None where it can."""
-    for cannot, why in (
-        (req.return_logprob, "it wants log probabilities"),
-        (req.multimodal_inputs is not None, "it has images or sound"),
-        (req.input_embeds is not None, "it has input embeddings"),
-        (req.session is not None, "it belongs to a session"),
-        (req.grammar is not None or req.return_hidden_states, "it has a grammar, or wants hidden states"),
-    ):
-        if cannot:
+    for name, why in _WHOLE:
+        if getattr(req, name, None):
             return why
     return None
+
+
+_WHOLE = (
+    ("return_logprob", "it wants log probabilities"),
+    ("multimodal_inputs", "it has images or sound"),
+    ("input_embeds", "it has input embeddings"),
+    ("positional_embed_overrides", "it has input embeddings"),
+    ("session", "it belongs to a session"),
+    ("session_id", "it belongs to a session"),
+    ("grammar", "it has a grammar"),
+    ("custom_logit_processor", "it has a logit processor"),
+    ("return_hidden_states", "it wants hidden states"),
+    ("beam_group", "it is a beam search"),
+)
+"""What a request has that cannot be had in pieces; not every version has each."""
 
 
 # ---- requests ----------------------------------------------------------------------------------
@@ -96,6 +106,52 @@ def unlock(tree: Any, held: Any) -> None:
         tree.unlock(held)
     else:
         tree.dec_lock_ref(held)
+
+
+def pool(scheduler: Any) -> dict[str, int]:
+    """Where the tokens of the KV pool are."""
+    allocator, tree = scheduler.token_to_kv_pool_allocator, scheduler.tree_cache
+    return {
+        "pool_tokens": int(scheduler.max_total_num_tokens),
+        "free_tokens": int(allocator.available_size()),
+        "evictable_tokens": int(tree.evictable_size()),
+        "protected_tokens": int(tree.protected_size()),
+    }
+
+
+def node_key(node: Any) -> Hashable:
+    """What tells a node of the cache apart: newer caches have numbers for nodes, older ones objects."""
+    return node if isinstance(node, int) else id(node)
+
+
+def evict_leaf(tree: Any, node: Any) -> int:
+    """Evict one node of the cache; returns its tokens, or 0 where it is no leaf any more, or is locked.
+
+    As ``RadixCache.evict`` and ``UnifiedRadixCache._evict_components`` do it for the nodes that they choose.
+    """
+    if hasattr(tree, "tree_core"):
+        before = int(tree.evictable_size())
+        try:
+            tree._evict_device_leaf(node, dict.fromkeys(tree.tree_components, 0))
+        except BaseException as error:
+            if not isinstance(error, AssertionError) and type(error).__name__ != "PanicException":
+                raise
+            return 0  # it checks before it changes anything
+        return before - int(tree.evictable_size())
+    if node.children or node.lock_ref or node.value is None or node not in node.parent.children.values():
+        return 0
+    tokens = len(node.value)
+    allocator = tree.token_to_kv_pool_allocator
+    if hasattr(allocator, "free_segment"):
+        allocator.free_segment(node.value, start_pos=0)
+    else:
+        allocator.free(node.value)
+    tree._delete_leaf(node)
+    if hasattr(tree, "kv_events"):
+        tree.kv_events.record_remove(node)
+    else:
+        tree._record_remove_event(node)
+    return tokens
 
 
 # ---- batches -----------------------------------------------------------------------------------

@@ -93,6 +93,8 @@ def _begin(settings: Settings, original: Any, self: Any, *args: Any, **kwargs: A
     original(self, *args, **kwargs)
     if str(self.server_args.attention_backend) == "torch_native":
         attention.apply()
+    if not settings.enabled:
+        return
     refused = engine.refused_server(self)
     if refused is not None:
         if settings.strict:

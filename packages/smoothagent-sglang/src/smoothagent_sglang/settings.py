@@ -19,6 +19,7 @@ class Settings:
     """How lookahead work is scheduled.
 
     Attributes:
+        enabled: False: SGLang schedules all requests as it does without, lookahead requests among them.
         tbt: δ, the longest time between tokens that BE work may cause, seconds; None: four decode steps.
         be_step: w, the longest step with BE work, seconds; None: six decode steps.
         ttft: SLO of an LC request's first token, seconds: within its slack BE work may join its prefill; None: it never
@@ -32,6 +33,7 @@ class Settings:
         strict: a server that this cannot be used with does not start; else it serves without.
     """
 
+    enabled: bool = True
     tbt: float | None = None
     be_step: float | None = None
     ttft: float | None = None
@@ -88,7 +90,9 @@ def settings_of(told: Mapping[str, Any], *, folder: Path | None = None) -> Setti
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if (name in _NUMBERS and not number) or (name in _WHOLE and not (number and isinstance(value, int))):
             raise SettingError(f"{name} is {value!r}: it must be a number")
-        if (name == "strict" and not isinstance(value, bool)) or (name == "profile" and not isinstance(value, str)):
-            raise SettingError(f"{name} is {value!r}: it must be {'true or false' if name == 'strict' else 'a path'}")
+        switch = name in ("enabled", "strict")
+        if (switch and not isinstance(value, bool)) or (name == "profile" and not isinstance(value, str)):
+            wanted = "true or false" if switch else "a path"
+            raise SettingError(f"{name} is {value!r}: it must be {wanted}")
         values[name] = (folder or Path()) / str(value) if name == "profile" else value
     return replace(Settings(), **values)
