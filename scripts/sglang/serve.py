@@ -53,9 +53,7 @@ def main() -> None:
     os.execve(options.python, command, server_variables(os.environ))  # noqa: S606 - the caller names the program
 
 
-def server_command(
-    python: str, model: str, port: int, more: Sequence[str] = (), *, module: str = OURS
-) -> list[str]:
+def server_command(python: str, model: str, port: int, more: Sequence[str] = (), *, module: str = OURS) -> list[str]:
     """The words that start the server; the last of a repeated argument holds."""
     where = ("--model-path", model, "--host", HOST, "--port", str(port))
     return [python, "-m", module, *where, *CPU, *SMALL, *SEEN, *("--dtype", dtype(model)), *more]

@@ -29,6 +29,8 @@ _NO_DEADLINE = 600.0
 """Seconds that a request without a deadline is taken to have."""
 _FIRST = 64
 """Tokens of a piece while the server's times are not known."""
+_AT_ONCE = 8
+"""Lookahead requests that are computed by turns; more wait, so that some are ready early."""
 _DELTA, _W = 4.0, 6.0
 """δ and w in decode steps, where they are not set."""
 
@@ -48,6 +50,7 @@ class Held:
         child: the piece that is under way.
         pieces: how many it has had.
         urgency: its place among others.
+        begun: there is room set aside for all of it.
         nodes: of the cache, that its pieces have made and that are kept for it.
     """
 
@@ -61,12 +64,18 @@ class Held:
     child: Any = None
     pieces: int = 0
     urgency: float = -math.inf
+    begun: bool = False
     nodes: list[Hashable] = field(default_factory=list[Hashable])
 
     @property
     def tokens(self) -> int:
         """Of its prompt."""
         return len(self.req.origin_input_ids)
+
+    @property
+    def needs(self) -> int:
+        """Tokens that it adds to the cache."""
+        return self.tokens - max(self.start, 0)
 
 
 @dataclass(eq=False)
@@ -111,6 +120,7 @@ class BestEffort:
         self._answering: dict[str, Held] = {}
         self._leases: OrderedDict[str, Lease] = OrderedDict()
         self._owned = Owned()
+        self._at_once = _AT_ONCE
         self._offered: dict[int, Held] = {}
         self._running = Load()
         self._mixed = False
@@ -171,6 +181,8 @@ class BestEffort:
         for held in waiting:
             if held.child is not None and not held.child.finished():
                 continue  # under overlap its KV is not in the cache yet
+            if not self._begin(held):
+                continue
             held.child = None
             self._look_up(held)
             self._offered[id(held.req)] = held
@@ -226,6 +238,28 @@ class BestEffort:
             self._decode_is_due = False
         self._learner.observe(load, seconds)
 
+    def _begin(self, held: Held) -> bool:
+        """Whether a request has its turn: those that have begun must all find room, or none would ever end."""
+        if not held.begun:
+            begun = [h for h in self._held.values() if h.begun]
+            room = self._cap - sum(h.needs for h in begun)
+            held.begun = not begun or (len(begun) < self._at_once and held.needs <= room)
+        return held.begun
+
+    def _make_way(self, held: Held) -> bool:
+        """Have the least urgent of those that have begun give up what it has; False where there is no other."""
+        others = [h for h in self._held.values() if h.begun and h is not held and id(h.req) not in self._offered]
+        if not others:
+            return False
+        last = max(others, key=lambda h: h.urgency)
+        self._note_last(last)
+        self._give_up(last)
+        last.begun, last.prefix, last.start, last.urgency = False, 0, -1, -math.inf
+        # Live requests have filled the pool: fewer at once, until one has ended.
+        self._at_once = max(1, sum(h.begun for h in self._held.values()))
+        self.counts["gave_way"] += 1
+        return True
+
     # ---- inside a step -------------------------------------------------------------------------
 
     def _may_run(self) -> bool:
@@ -256,7 +290,7 @@ class BestEffort:
     def _fitting(self, adder: Any, held: Held) -> int:
         """Tokens of the piece that this request may have in this step."""
         room = self._sizes.chunk if adder.rem_chunk_tokens is None else int(adder.rem_chunk_tokens)
-        room = self._room(min(room, held.tokens - held.prefix + self._sizes.page))
+        room = self._room(held, min(room, held.tokens - held.prefix + self._sizes.page))
         if room <= 0:
             return 0
         live = [r for r in adder.can_run_list if not self._is_ours(r)]
@@ -290,12 +324,17 @@ class BestEffort:
     def _is_ours(self, req: Any) -> bool:
         return id(req) in self._offered or SEPARATOR in req.rid
 
-    def _room(self, wanted: int) -> int:
+    @property
+    def _cap(self) -> int:
+        return int(self._settings.share * self._scheduler.max_total_num_tokens)
+
+    def _room(self, held: Held, wanted: int) -> int:
         """Tokens that a piece may add to the cache, whole pages: of what is free, and of what is our own and unneeded.
 
         What others have cached is never evicted for a piece. The oldest leases end where ours is too much.
         """
-        cap = int(self._settings.share * self._scheduler.max_total_num_tokens)
+        # One that needs more than that alone may have it, of what is free.
+        cap = max(self._cap, held.needs + self._sizes.page)
         allocator, page = self._scheduler.token_to_kv_pool_allocator, self._sizes.page
         # A page for each decode that goes on beside it, and those that the piece itself may begin.
         reserve = page * (self._running.tokens + 2)
@@ -307,7 +346,7 @@ class BestEffort:
                 self.counts["evictions"] += 1
             elif self._leases:
                 self._end_lease(next(iter(self._leases)), "crowded_out")
-            else:
+            elif free >= min(wanted, self._sizes.least) or not self._make_way(held):
                 break
         return max(0, min(free, wanted)) // page * page
 
@@ -349,6 +388,7 @@ class BestEffort:
         if chosen is held.req:
             del self._held[held.req.rid]
             self._answering[held.req.rid] = held
+            self._at_once = min(_AT_ONCE, self._at_once + 1)
             _without_own_hits(held)
         else:
             held.child = chosen
