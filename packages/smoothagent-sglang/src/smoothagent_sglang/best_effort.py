@@ -9,6 +9,7 @@ last piece is the client's own request, which answers.
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import time
 from collections import Counter, OrderedDict
@@ -20,7 +21,7 @@ from smoothagent_sglang import engine, policy
 from smoothagent_sglang.asked import Asked
 from smoothagent_sglang.latency import Load, chunk
 from smoothagent_sglang.learning import Learner
-from smoothagent_sglang.owned import Node, Owned
+from smoothagent_sglang.owned import Node, Owned, begins_alike
 from smoothagent_sglang.policy import Candidate, Sizes, Waiting
 from smoothagent_sglang.settings import Settings
 
@@ -342,7 +343,7 @@ class BestEffort:
             free = min(cap - self._owned.tokens, int(allocator.available_size()) - reserve)
             if free >= wanted:
                 break
-            if self._owned.free(wanted - free, lambda node: engine.evict_leaf(self._scheduler.tree_cache, node)):
+            if self._owned.free(wanted - free, functools.partial(engine.evict, self._scheduler.tree_cache)):
                 self.counts["evictions"] += 1
             elif self._leases:
                 self._end_lease(next(iter(self._leases)), "crowded_out")
@@ -424,12 +425,24 @@ class BestEffort:
 
     def _note(self, held: Held, node: Any, begin: int, end: int) -> None:
         """A piece of its own is in the cache: from ``begin`` on, since what was there before is another's."""
+        ids = held.req.origin_input_ids
+        if any(begins_alike(r.origin_input_ids, ids, begin + 1) for r in self._live()):
+            self._owned.drop_all(held.nodes)
+            return  # a live request computes the same, and will go on from it
         key = engine.node_key(node)
         parent = held.nodes[-1] if held.nodes else None
-        self._owned.add(key, Node(node, parent, held.req.origin_input_ids, begin, end))
+        self._owned.add(key, Node(node, parent, ids, begin, end))
         if key in self._owned:
             self._owned.keep([key])
             held.nodes.append(key)
+
+    def _live(self) -> list[Any]:
+        """Live requests that wait or run."""
+        scheduler = self._scheduler
+        batches = [b.reqs for b in (scheduler.running_batch, scheduler.last_batch) if b is not None]
+        chunked = [scheduler.chunked_req] if scheduler.chunked_req is not None else []
+        every = [*scheduler.waiting_queue, *(r for reqs in batches for r in reqs), *chunked]
+        return [r for r in every if not self._is_ours(r) and r.rid not in self._answering]
 
     def _note_last(self, held: Held) -> None:
         """Before it goes: its last piece may not have been looked up yet, or not have ended."""

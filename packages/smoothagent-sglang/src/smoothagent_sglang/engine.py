@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
 import importlib
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 from smoothagent_sglang.latency import Load
@@ -124,34 +125,63 @@ def node_key(node: Any) -> Hashable:
     return node if isinstance(node, int) else id(node)
 
 
-def evict_leaf(tree: Any, node: Any) -> int:
-    """Evict one node of the cache; returns its tokens, or 0 where it is no leaf any more, or is locked.
+def evict(tree: Any, tokens: int, may_go: Callable[[Hashable], bool]) -> list[Hashable]:
+    """Evict leaves of the cache that may go, the least recently used first, until as many tokens are free.
 
-    As ``RadixCache.evict`` and ``UnifiedRadixCache._evict_components`` do it for the nodes that they choose.
+    As ``RadixCache.evict`` and ``UnifiedRadixCache._evict_components`` do it, passing over all others.
+
+    Args:
+        tree: SGLang's prefix cache.
+        tokens: how many.
+        may_go: asked with `node_key` of nodes that are leaves and not locked.
+
+    Returns:
+        The keys of what was evicted; fewer tokens than asked for where no more may go.
     """
-    if hasattr(tree, "tree_core"):
-        before = int(tree.evictable_size())
-        try:
-            tree._evict_device_leaf(node, dict.fromkeys(tree.tree_components, 0))
-        except BaseException as error:
-            if not isinstance(error, AssertionError) and type(error).__name__ != "PanicException":
-                raise
-            return 0  # it checks before it changes anything
-        return before - int(tree.evictable_size())
-    if node.children or node.lock_ref or node.value is None or node not in node.parent.children.values():
-        return 0
-    tokens = len(node.value)
-    allocator = tree.token_to_kv_pool_allocator
-    if hasattr(allocator, "free_segment"):
-        allocator.free_segment(node.value, start_pos=0)
-    else:
-        allocator.free(node.value)
-    tree._delete_leaf(node)
-    if hasattr(tree, "kv_events"):
-        tree.kv_events.record_remove(node)
-    else:
-        tree._record_remove_event(node)
-    return tokens
+    return _evict_unified(tree, tokens, may_go) if hasattr(tree, "tree_core") else _evict_radix(tree, tokens, may_go)
+
+
+def _evict_radix(tree: Any, tokens: int, may_go: Callable[[Hashable], bool]) -> list[Hashable]:
+    gone, freed, allocator = list[Hashable](), 0, tree.token_to_kv_pool_allocator
+    leaves = [(node.last_access_time, id(node), node) for node in tree.evictable_leaves if may_go(id(node))]
+    heapq.heapify(leaves)
+    while leaves and freed < tokens:
+        node = heapq.heappop(leaves)[2]
+        if hasattr(allocator, "free_segment"):
+            allocator.free_segment(node.value, start_pos=0)
+        else:
+            allocator.free(node.value)
+        freed += len(node.value)
+        tree._delete_leaf(node)
+        record = tree.kv_events.record_remove if hasattr(tree, "kv_events") else tree._record_remove_event
+        record(node)
+        gone.append(id(node))
+        parent = node.parent
+        if not parent.children and not parent.lock_ref and may_go(id(parent)):
+            heapq.heappush(leaves, (parent.last_access_time, id(parent), parent))
+    return gone
+
+
+def _evict_unified(tree: Any, tokens: int, may_go: Callable[[Hashable], bool]) -> list[Hashable]:
+    gone, before, seen = list[Hashable](), int(tree.evictable_size()), set[int]()
+    kind, tracker = tree.tree_components[0], dict.fromkeys(tree.tree_components, 0)
+    tree.tree_core.evict_device_start(kind, before)
+    try:
+        while before - int(tree.evictable_size()) < tokens:
+            node, progress = tree._evict_device_next_node(kind, tracker)
+            if node is None:
+                if not progress:
+                    break
+            elif node in seen:
+                break  # it goes no further while this one stays
+            elif may_go(node):
+                tree._evict_device_leaf(node, tracker)
+                gone.append(node)
+            else:
+                seen.add(node)
+    finally:
+        tree.tree_core.evict_device_end(kind)
+    return gone
 
 
 # ---- batches -----------------------------------------------------------------------------------

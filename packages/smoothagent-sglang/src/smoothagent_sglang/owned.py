@@ -14,6 +14,12 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 
+def begins_alike(one: Sequence[int], other: Sequence[int], tokens: int) -> bool:
+    """Whether two prompts have their first ``tokens`` in common."""
+    # Most differ early, or at the end of what is compared.
+    return len(one) >= tokens and one[tokens - 1] == other[tokens - 1] and one[:tokens] == other[:tokens]
+
+
 class Node(NamedTuple):
     """One of them.
 
@@ -70,18 +76,18 @@ class Owned:
         self._kept.subtract(keys)
 
     def used(self, ids: Sequence[int], cached: int, *, live: bool) -> None:
-        """A request has found ``cached`` tokens: nodes that it shares are a live one's now, and so is one it splits.
+        """A request begins: nodes that it shares are a live one's now, and so is one that a lookahead request splits.
 
         Args:
             ids: the request's prompt.
-            cached: how many of these are in the cache.
+            cached: how many of these are in the cache; a live one will have the others there, too.
             live: it is no lookahead request.
         """
+        reaches = len(ids) if live else cached
         for key, node in list(self._nodes.items()):
-            begin = node.begin
-            if cached <= begin or (not live and cached >= node.end):
+            if reaches <= node.begin or (not live and cached >= node.end):
                 continue
-            if ids[begin] == node.ids[begin] and ids[:begin] == node.ids[:begin]:
+            if begins_alike(ids, node.ids, node.begin + 1):
                 self.drop(key)
 
     def drop(self, key: Hashable) -> None:
@@ -103,19 +109,24 @@ class Owned:
         for key in list(keys):
             self.drop(key)
 
-    def free(self, tokens: int, evict: Callable[[Any], int]) -> int:
+    def may_go(self, key: Hashable) -> bool:
+        """Whether it is ours, and needed by nobody."""
+        return key in self._nodes and self._kept[key] <= 0
+
+    def free(self, tokens: int, evict: Callable[[int, Callable[[Hashable], bool]], Sequence[Hashable]]) -> int:
         """Have as many evicted, if there are; returns how many were.
 
         Args:
             tokens: how many.
-            evict: evicts a node, and returns its tokens; 0 where it cannot be.
+            evict: evicts leaves of the cache of which a function says that they may go, until so many tokens are
+                free; returns which.
         """
         freed = 0
-        while freed < tokens:
-            key = next((k for k in self._nodes if not self._children[k] and self._kept[k] <= 0), None)
-            if key is None:
-                break
+        for key in evict(tokens, self.may_go):
             node = self._nodes[key]
+            freed += node.end - node.begin
             self.drop(key)
-            freed += evict(node.node)
+        if freed < tokens:
+            # What is left of these is gone already, or others go on from it.
+            self.drop_all(key for key in self._nodes if self.may_go(key) and not self._children[key])
         return freed
