@@ -163,6 +163,21 @@ class BestEffort:
                 self._scheduler.waiting_queue.append(held.req)
                 self.counts["aborted"] += 1
 
+    def surrender(self) -> Any:
+        """Hand everything to SGLang, as if there had never been a class; returns the scheduler."""
+        queue = self._scheduler.waiting_queue
+        for held in self._held.values():
+            if not any(req is held.req for req in queue):
+                queue.append(held.req)
+        every = [*self._held.values(), *self._leaving, *self._answering.values()]
+        self._held, self._leaving, self._answering, self._offered = {}, [], {}, {}
+        for held in every:
+            engine.unlock(self._scheduler.tree_cache, held.lease)
+        for lease in self._leases.values():
+            engine.unlock(self._scheduler.tree_cache, lease.lock)
+        self._leases = OrderedDict()
+        return self._scheduler
+
     # ---- a step --------------------------------------------------------------------------------
 
     def offer(self, running: Any) -> list[Any]:

@@ -144,7 +144,10 @@ def _step(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     if work is None:
         return original(self, *args, **kwargs)
     running = kwargs.get("running_batch") or (args[0] if args else self.running_batch)
-    self.waiting_queue.extend(work.offer(running))
+    try:
+        self.waiting_queue.extend(work.offer(running))
+    except Exception as error:
+        _fail(work, error)
     try:
         return original(self, *args, **kwargs)
     finally:
@@ -158,7 +161,10 @@ def _run(original: Any, self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any
     load = engine.batch_load(batch)
     began = time.perf_counter()
     result = original(self, batch, *args, **kwargs)
-    work.ran(batch, load, time.perf_counter() - began)
+    try:
+        work.ran(batch, load, time.perf_counter() - began)
+    except Exception as error:
+        _fail(work, error)
     return result
 
 
@@ -218,7 +224,20 @@ def _admit(results: Any, original: Any, self: Any, req: Any, *args: Any, **kwarg
     work: BestEffort | None = getattr(self.tree_cache, _WORK, None)
     if work is None:
         return original(self, req, *args, **kwargs)
-    if work.is_offered(req):
-        return work.admit(self, lambda chosen: original(self, chosen, *args, **kwargs), req, results)
-    work.committed(req)
+    try:
+        if work.is_offered(req):
+            return work.admit(self, lambda chosen: original(self, chosen, *args, **kwargs), req, results)
+        work.committed(req)
+    except Exception as error:
+        _fail(work, error)
+        return results.OTHER  # the next step goes on without
     return original(self, req, *args, **kwargs)
+
+
+def _fail(work: BestEffort, error: Exception) -> None:
+    """A fault of ours is no reason for the server to end: it goes on as it would without."""
+    text = "the lookahead scheduler failed: lookahead requests run as any other from now on"
+    log.error(text, exc_info=error)
+    scheduler = work.surrender()
+    for owner in (scheduler, scheduler.policy, scheduler.tree_cache):
+        setattr(owner, _WORK, None)
