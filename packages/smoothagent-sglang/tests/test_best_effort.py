@@ -121,6 +121,61 @@ def test_no_piece_goes_beside_decodes_that_leave_no_room() -> None:
     assert server.tree_cache.locks == 0
 
 
+def test_two_of_one_rid_are_both_held_and_both_answered() -> None:
+    """SGLang 0.5.9 lets a client name two requests alike."""
+    server, work, _ = holding(0)
+    twins = [Req("same"), Req("same")]
+    for req in twins:
+        work.take(req, Asked(None, math.inf))
+    assert work.offer(idle()) == twins
+    work.settle()
+    work.abort("same", everything=False)
+    assert server.waiting_queue == twins
+    assert server.tree_cache.locks == 0
+
+
+@pytest.mark.parametrize("number", ["x", 1.5, float("nan"), 10**30, None])
+def test_what_is_no_number_promotes_nobody(number: object) -> None:
+    server, work, _ = holding()
+    assert not work.promote(number)
+    assert len(work) == 3
+    assert server.waiting_queue == []
+
+
+class Pool:
+    """No token is free."""
+
+    def available_size(self) -> int:
+        return 0
+
+
+def test_of_those_that_hold_each_other_up_the_least_urgent_gives_way() -> None:
+    """Live requests have filled the pool, and each of a few lookahead requests has some of what the others need."""
+    server, work, requests = holding()
+    server.token_to_kv_pool_allocator = Pool()
+    assert work.offer(idle()) == requests
+    server.waiting_queue.extend(requests)
+    adder = SimpleNamespace(rem_chunk_tokens=256, can_run_list=[], new_chunked_req=None)
+    results = SimpleNamespace(CONTINUE="continue", OTHER="other")
+    assert work.admit(adder, lambda _: "never", requests[0], results) == "other", "nothing is free"
+    assert work.counts["gave_way"] == 2
+    assert server.tree_cache.locks == 1, "the others' prefixes are let go"
+    assert work.admit(adder, lambda _: "never", requests[1], results) == "other"
+    work.settle()
+    assert len(work) == 3, "and they are held on"
+    assert work.offer(idle()) == [requests[0]], "until one has ended, the others do not begin again"
+
+
+def test_a_flush_that_may_come_takes_no_lock_along() -> None:
+    server, work, requests = holding(1)
+    work.offer(idle())
+    work.settle()
+    work.promote(0)
+    server.waiting_queue.remove(requests[0])
+    work.flushing()
+    assert server.tree_cache.locks == 0
+
+
 def test_a_fault_hands_all_of_it_to_sglang(caplog: pytest.LogCaptureFixture) -> None:
     server, work, requests = holding()
     for owner in (server, server.policy, server.tree_cache):

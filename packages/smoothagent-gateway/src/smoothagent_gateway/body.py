@@ -58,23 +58,25 @@ class Kept:
 
     Attributes:
         data: up to the end of its last message.
-        shorter: the same up to the end of the one before; empty where there is none.
+        shorter: bytes up to the end of the one before; of all where there is none.
         ends: with these bytes.
         begun: what is said up to there.
     """
 
     data: bytes
-    shorter: bytes
+    shorter: int
     ends: bytes
     begun: Begun
 
     def shared(self, data: bytes) -> int:
         """Bytes after which ``data`` need not be read again; its last message may be another one by now."""
-        shorter = self.shorter or self.data
+        shorter = self.shorter
         # Of hundreds that begin with the same system text most are told apart by these.
-        if data[len(shorter) - _ENDS : len(shorter)] != self.ends or not data.startswith(shorter):
+        if data[max(0, shorter - _ENDS) : shorter] != self.ends:
             return 0
-        return len(self.data) if data.startswith(self.data) else len(self.shorter)
+        if data.startswith(self.data):
+            return len(self.data)
+        return shorter if shorter < len(self.data) and data[:shorter] == self.data[:shorter] else 0
 
     def begins(self, shared: int) -> Begun | None:
         """What is said up to there."""
@@ -121,8 +123,7 @@ class Body:
         ends = [item.end for item in begun.items[-2:]]
         if not text.isascii():
             ends = [len(text[:end].encode()) for end in ends]
-        shorter = self.data[: ends[0]]
-        return Kept(self.data[: ends[-1]], shorter if len(ends) == 2 else b"", shorter[-_ENDS:], begun)
+        return Kept(self.data[: ends[-1]], ends[0], self.data[max(0, ends[0] - _ENDS) : ends[0]], begun)
 
     def changed(self, messages: Sequence[Any] | None, given: Sequence[Any], values: Mapping[str, Any]) -> bytes:
         """The text with other messages, and with more fields or other values of them.

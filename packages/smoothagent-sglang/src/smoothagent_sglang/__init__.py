@@ -1,4 +1,4 @@
-"""SmoothAgent's scheduler for SGLang: lookahead requests are best-effort work that never hurts live requests."""
+"""SmoothAgent's scheduler for SGLang: lookahead requests are best-effort work."""
 
 from smoothagent_sglang.errors import ProfileError
 from smoothagent_sglang.latency import BatchLatency, Load, Residuals

@@ -8,24 +8,23 @@ last piece is the client's own request, which answers.
 
 from __future__ import annotations
 
-import copy
 import functools
 import math
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from smoothagent_sglang import engine, policy
 from smoothagent_sglang.asked import Asked
+from smoothagent_sglang.held import Held, is_child
 from smoothagent_sglang.latency import Load, chunk
 from smoothagent_sglang.learning import Learner
 from smoothagent_sglang.owned import Node, Owned, begins_alike
 from smoothagent_sglang.policy import Candidate, Sizes, Waiting
 from smoothagent_sglang.settings import Settings
 
-SEPARATOR = "\x1fpiece"
 _NO_DEADLINE = 600.0
 """Seconds that a request without a deadline is taken to have."""
 _FIRST = 64
@@ -34,49 +33,6 @@ _AT_ONCE = 8
 """Lookahead requests that are computed by turns; more wait, so that some are ready early."""
 _DELTA, _W = 4.0, 6.0
 """δ and w in decode steps, where they are not set."""
-
-
-@dataclass(eq=False)
-class Held:
-    """A lookahead request that is not in SGLang's queue.
-
-    Attributes:
-        req: the client's own request.
-        number: to promote it by.
-        deadline: when it is to be ready, on the scheduler's clock.
-        arrival: when it came.
-        start: tokens that were in the cache when it came; -1 before it was looked up.
-        prefix: tokens that are in the cache now.
-        lease: keeps them there.
-        child: the piece that is under way.
-        pieces: how many it has had.
-        urgency: its place among others.
-        begun: there is room set aside for all of it.
-        nodes: of the cache, that its pieces have made and that are kept for it.
-    """
-
-    req: Any
-    number: int | None
-    deadline: float
-    arrival: float
-    start: int = -1
-    prefix: int = 0
-    lease: Any = None
-    child: Any = None
-    pieces: int = 0
-    urgency: float = -math.inf
-    begun: bool = False
-    nodes: list[Hashable] = field(default_factory=list[Hashable])
-
-    @property
-    def tokens(self) -> int:
-        """Of its prompt."""
-        return len(self.req.origin_input_ids)
-
-    @property
-    def needs(self) -> int:
-        """Tokens that it adds to the cache."""
-        return self.tokens - max(self.start, 0)
 
 
 @dataclass(eq=False)
@@ -116,10 +72,11 @@ class BestEffort:
         page = int(scheduler.page_size)
         size = int(scheduler.chunked_prefill_size)
         self._sizes = Sizes(size, min(settings.piece or size, size), max(16, page), page)
-        self._held: dict[str, Held] = {}
+        # Lists, since SGLang lets two requests have one rid.
+        self._held: list[Held] = []
         self._leaving: list[Held] = []
-        self._answering: dict[str, Held] = {}
-        self._leases: OrderedDict[str, Lease] = OrderedDict()
+        self._answering: list[Held] = []
+        self._leases: list[Lease] = []
         self._owned = Owned()
         self._at_once = _AT_ONCE
         self._offered: dict[int, Held] = {}
@@ -138,26 +95,26 @@ class BestEffort:
         """Hold a request."""
         now = self._clock()
         deadline = now + (asked.deadline if asked.deadline < math.inf else _NO_DEADLINE)
-        self._held[req.rid] = Held(req, asked.number, deadline, now)
+        self._held.append(Held(req, asked.number, deadline, now))
         self.counts["requests"] += 1
 
-    def promote(self, number: int) -> bool:
+    def promote(self, number: object) -> bool:
         """Make a lookahead request a live one, where it stands; False where there is none of that number."""
-        found = [h for h in self._held.values() if h.number == number]
+        found = [h for h in self._held if h.number == number]
         for held in found:
-            del self._held[held.req.rid]
+            self._held.remove(held)
             # It has waited longer than all that came after it. What it has is kept until it runs.
             self._scheduler.waiting_queue.insert(0, held.req)
             self._leaving.append(held)
-            _without_own_hits(held)
+            held.without_own_hits()
             self.counts["promoted"] += 1
         return bool(found)
 
     def abort(self, rid: str, *, everything: bool) -> None:
         """Hand what is to be aborted to SGLang's queue, which answers the client."""
-        for held in list(self._held.values()):
+        for held in list(self._held):
             if everything or held.req.rid.startswith(rid):
-                del self._held[held.req.rid]
+                self._held.remove(held)
                 self._note_last(held)
                 self._give_up(held)
                 self._scheduler.waiting_queue.append(held.req)
@@ -166,16 +123,16 @@ class BestEffort:
     def surrender(self) -> Any:
         """Hand everything to SGLang, as if there had never been a class; returns the scheduler."""
         queue = self._scheduler.waiting_queue
-        for held in self._held.values():
+        for held in self._held:
             if not any(req is held.req for req in queue):
                 queue.append(held.req)
-        every = [*self._held.values(), *self._leaving, *self._answering.values()]
-        self._held, self._leaving, self._answering, self._offered = {}, [], {}, {}
+        every = [*self._held, *self._leaving, *self._answering]
+        self._held, self._leaving, self._answering, self._offered = [], [], [], {}
         for held in every:
             engine.unlock(self._scheduler.tree_cache, held.lease)
-        for lease in self._leases.values():
+        for lease in self._leases:
             engine.unlock(self._scheduler.tree_cache, lease.lock)
-        self._leases = OrderedDict()
+        self._leases = []
         return self._scheduler
 
     # ---- a step --------------------------------------------------------------------------------
@@ -183,7 +140,7 @@ class BestEffort:
     def offer(self, running: Any) -> list[Any]:
         """The requests that could have a piece in the step that is being formed; they go last in SGLang's queue."""
         self._offered = {}
-        self._let_go()
+        self.let_go()
         if not self._held:
             return []
         self._running = engine.running_load(running)
@@ -193,13 +150,12 @@ class BestEffort:
             return []  # one piece between two decode steps
         if not self._may_run():
             return []
-        waiting = sorted(self._held.values(), key=lambda h: h.urgency)
-        for held in waiting:
-            if held.child is not None and not held.child.finished():
+        for held in sorted(self._held, key=lambda h: h.urgency):
+            if held.under_way:
                 continue  # under overlap its KV is not in the cache yet
             if not self._begin(held):
                 continue
-            held.child = None
+            held.piece = None
             self._look_up(held)
             self._offered[id(held.req)] = held
             if len(self._offered) == policy.HEADS:
@@ -220,16 +176,17 @@ class BestEffort:
             results: ``AddReqResult``.
         """
         held = self._offered[id(req)]
-        tokens = self._fitting(adder, held)
+        # One before it in this step may have needed its room.
+        tokens = self._fitting(adder, held) if held.begun else 0
         if not tokens:
             return results.OTHER
         last = held.prefix + tokens == held.tokens
-        if last and not self._may_answer(req):
+        if last and not self._may_answer(held):
             tokens = self._whole_pages(held, tokens - 1)
             last = False
             if not tokens:
                 return results.OTHER
-        chosen = req if last else self._child(held, held.prefix + tokens)
+        chosen = req if last else held.child(self._scheduler, held.prefix + tokens)
         chosen.init_next_round_input(self._scheduler.tree_cache)
         outcome = add(chosen)
         if not any(r is chosen for r in adder.can_run_list):
@@ -257,14 +214,15 @@ class BestEffort:
     def _begin(self, held: Held) -> bool:
         """Whether a request has its turn: those that have begun must all find room, or none would ever end."""
         if not held.begun:
-            begun = [h for h in self._held.values() if h.begun]
+            begun = [h for h in self._held if h.begun]
             room = self._cap - sum(h.needs for h in begun)
             held.begun = not begun or (len(begun) < self._at_once and held.needs <= room)
         return held.begun
 
     def _make_way(self, held: Held) -> bool:
         """Have the least urgent of those that have begun give up what it has; False where there is no other."""
-        others = [h for h in self._held.values() if h.begun and h is not held and id(h.req) not in self._offered]
+        # Not one that has a piece in this step, or under way: what comes of it is not known yet.
+        others = [h for h in self._held if h.begun and h is not held and not h.under_way]
         if not others:
             return False
         last = max(others, key=lambda h: h.urgency)
@@ -272,7 +230,7 @@ class BestEffort:
         self._give_up(last)
         last.begun, last.prefix, last.start, last.urgency = False, 0, -1, -math.inf
         # Live requests have filled the pool: fewer at once, until one has ended.
-        self._at_once = max(1, sum(h.begun for h in self._held.values()))
+        self._at_once = max(1, sum(h.begun for h in self._held))
         self.counts["gave_way"] += 1
         return True
 
@@ -329,7 +287,9 @@ class BestEffort:
             return ()
         queue = [r for r in self._scheduler.waiting_queue if id(r) not in self._offered and r not in live]
         return tuple(
-            Waiting(_arrival(r, self._clock()) + ttft, len(r.origin_input_ids) - engine.prefix_len(r), 0)
+            Waiting(
+                _arrival(r, self._clock()) + ttft, len(r.origin_input_ids) - engine.prefix_len(r), engine.prefix_len(r)
+            )
             for r in [*live, *queue]
         )
 
@@ -338,7 +298,7 @@ class BestEffort:
         return max(0, (held.prefix + tokens) // page * page - held.prefix)
 
     def _is_ours(self, req: Any) -> bool:
-        return id(req) in self._offered or SEPARATOR in req.rid
+        return id(req) in self._offered or is_child(req)
 
     @property
     def _cap(self) -> int:
@@ -361,22 +321,21 @@ class BestEffort:
             if self._owned.free(wanted - free, functools.partial(engine.evict, self._scheduler.tree_cache)):
                 self.counts["evictions"] += 1
             elif self._leases:
-                self._end_lease(next(iter(self._leases)), "crowded_out")
+                self._end_lease(self._leases[0], "crowded_out")
             elif free >= min(wanted, self._sizes.least) or not self._make_way(held):
                 break
         return max(0, min(free, wanted)) // page * page
 
-    def _may_answer(self, req: Any) -> bool:
+    def _may_answer(self, held: Held) -> bool:
         """Whether one more may decode beside the live requests."""
-        if int(req.sampling_params.max_new_tokens or 0) <= 1:
+        if not held.decodes:
             return True
-        decoding = sum(int(h.req.sampling_params.max_new_tokens or 0) > 1 for h in self._answering.values())
-        if decoding >= self._settings.be_decodes:
+        if sum(h.decodes for h in self._answering) >= self._settings.be_decodes:
             return False
         model = self._learner.latency
         if model is None:
             return False
-        with_it = self._running.plus(Load(1, len(req.origin_input_ids), 0))
+        with_it = self._running.plus(Load(1, held.tokens, 0))
         return model.estimate(with_it) <= (self._settings.tbt or _DELTA * model.gemm(1))
 
     def _look_up(self, held: Held) -> None:
@@ -402,41 +361,13 @@ class BestEffort:
         self.counts["pieces"] += 1
         self.counts["tokens"] += tokens
         if chosen is held.req:
-            del self._held[held.req.rid]
-            self._answering[held.req.rid] = held
+            self._held.remove(held)
+            self._answering.append(held)
             self._at_once = min(_AT_ONCE, self._at_once + 1)
-            _without_own_hits(held)
+            held.without_own_hits()
         else:
-            held.child = chosen
+            held.piece = chosen
             held.pieces += 1
-
-    def _child(self, held: Held, end: int) -> Any:
-        """A request over the first ``end`` tokens, which generates nothing and answers nobody."""
-        parent, scheduler = held.req, self._scheduler
-        params = copy.copy(parent.sampling_params)
-        params.max_new_tokens = params.min_new_tokens = 0
-        params.frequency_penalty = params.presence_penalty = 0.0
-        params.repetition_penalty = 1.0
-        params.stop_strs, params.custom_params = [], None
-        more = {name: getattr(parent, name) for name in ("cache_salt",) if hasattr(parent, name)}
-        child: Any = engine.module("managers.schedule_batch").Req(
-            f"{parent.rid}{SEPARATOR}{held.pieces + 1}",
-            "",
-            parent.origin_input_ids[:end],
-            params,
-            stream=False,
-            lora_id=parent.lora_id,
-            extra_key=parent.extra_key,
-            eos_token_ids=parent.eos_token_ids,
-            vocab_size=scheduler.model_config.vocab_size,
-            priority=parent.priority,
-            disagg_mode=scheduler.disaggregation_mode,
-            **more,
-        )
-        child.tokenizer = parent.tokenizer
-        child.logprob_start_len = end  # beside a request with log probabilities it would compute its own
-        child.finished_output = True  # what has been put out already is not put out again
-        return child
 
     def _note(self, held: Held, node: Any, begin: int, end: int) -> None:
         """A piece of its own is in the cache: from ``begin`` on, since what was there before is another's."""
@@ -457,17 +388,18 @@ class BestEffort:
         batches = [b.reqs for b in (scheduler.running_batch, scheduler.last_batch) if b is not None]
         chunked = [scheduler.chunked_req] if scheduler.chunked_req is not None else []
         every = [*scheduler.waiting_queue, *(r for reqs in batches for r in reqs), *chunked]
-        return [r for r in every if not self._is_ours(r) and r.rid not in self._answering]
+        answering = {id(h.req) for h in self._answering}
+        return [r for r in every if not self._is_ours(r) and id(r) not in answering]
 
     def _note_last(self, held: Held) -> None:
         """Before it goes: its last piece may not have been looked up yet, or not have ended."""
-        if held.child is None:
+        if held.piece is None:
             return
-        if held.child.finished():
+        if not held.under_way:
             self._look_up(held)
         else:
             self._owned.drop_all(held.nodes)  # what comes behind them will not be known
-        held.child = None
+        held.piece = None
 
     def _give_up(self, held: Held) -> None:
         """Nothing is kept for it any more."""
@@ -480,35 +412,33 @@ class BestEffort:
     def committed(self, req: Any) -> None:
         """A live request runs: where it goes on from a warmed prefix, that is now its own."""
         cached, ids = engine.prefix_len(req), req.origin_input_ids
-        for rid, lease in list(self._leases.items()):
-            length = len(lease.ids)
-            if length <= cached and ids[length - 1] == lease.ids[-1] and ids[:length] == lease.ids:
-                self._end_lease(rid, "committed")
+        for lease in list(self._leases):
+            if len(lease.ids) <= cached and begins_alike(ids, lease.ids, len(lease.ids)):
+                self._end_lease(lease, "committed")
         self._owned.used(ids, cached, live=True)
 
-    def _let_go(self) -> None:
+    def let_go(self) -> None:
         """End what is over: promoted requests that run, answers that are whole, leases."""
         queue = self._scheduler.waiting_queue
         for held in list(self._leaving):
             if not any(r is held.req for r in queue):
                 self._give_up(held)
                 self._leaving.remove(held)
-        for rid, held in list(self._answering.items()):
+        for held in list(self._answering):
             if held.req.finished():
-                del self._answering[rid]
+                self._answering.remove(held)
                 self._lease(held)
         now = self._clock()
-        for rid, lease in list(self._leases.items()):
+        for lease in list(self._leases):
             if lease.until <= now:
-                self._end_lease(rid, "expired")
+                self._end_lease(lease, "expired")
 
     def _lease(self, held: Held) -> None:
         tree, seconds = self._scheduler.tree_cache, self._settings.lease
-        warmed = int(held.req.sampling_params.max_new_tokens or 0) <= 1
-        if not warmed or _was_aborted(held.req):
+        if held.decodes or held.was_aborted:
             self._owned.drop_all(held.nodes)  # an answer stands behind them
         elif seconds > 0:
-            whole = self._child(held, held.tokens)
+            whole = held.child(self._scheduler, held.tokens)
             # One more, since of a prompt all but its last token is looked for.
             whole.origin_input_ids = whole.origin_input_ids + whole.origin_input_ids[:1]
             whole.init_next_round_input(tree)
@@ -518,19 +448,23 @@ class BestEffort:
                     self._note(held, whole.last_node, held.prefix, tokens)
                 self._owned.keep(held.nodes)
                 lock, ids = engine.lock(tree, whole.last_node), whole.origin_input_ids[:tokens]
-                self._leases[held.req.rid] = Lease(lock, ids, list(held.nodes), self._clock() + seconds)
+                self._leases.append(Lease(lock, ids, list(held.nodes), self._clock() + seconds))
         self._give_up(held)
 
-    def _end_lease(self, rid: str, why: str) -> None:
-        lease = self._leases.pop(rid)
+    def _end_lease(self, lease: Lease, why: str) -> None:
+        self._leases.remove(lease)
         engine.unlock(self._scheduler.tree_cache, lease.lock)
         self._owned.let_go(lease.nodes)
         self.counts[f"leases_{why}"] += 1
 
-    def release_all(self) -> None:
-        """End all leases: the cache is flushed."""
-        for rid in list(self._leases):
-            self._end_lease(rid, "flushed")
+    def flushing(self) -> None:
+        """The cache may be about to be flushed, after which none of its locks may be given back."""
+        self.let_go()
+        for lease in list(self._leases):
+            self._end_lease(lease, "flushed")
+
+    def flushed(self) -> None:
+        """It was."""
         self._owned = Owned()
 
     def state(self) -> dict[str, Any]:
@@ -552,13 +486,3 @@ def _arrival(req: Any, now: float) -> float:
     """When a live request came, on the scheduler's clock."""
     seen = getattr(req, "_smoothagent_arrival", None)
     return float(seen) if seen is not None else now
-
-
-def _was_aborted(req: Any) -> bool:
-    reason = req.finished_reason
-    return reason is not None and reason.to_json().get("type") == "abort"
-
-
-def _without_own_hits(held: Held) -> None:
-    """Keep an answer's ``cached_tokens`` to what was cached before its own pieces (``ScheduleBatch`` adds the rest)."""
-    held.req.already_computed = max(0, held.prefix - max(held.start, 0))

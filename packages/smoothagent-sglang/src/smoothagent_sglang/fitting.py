@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,6 @@ _ENTRIES = 24
 _OUTLIER = 6.0
 """Median absolute deviations beyond which a batch was held up by something else."""
 _Floats = NDArray[np.float64]
-_nnls = cast("Callable[..., tuple[_Floats, float]]", optimize.nnls)  # pyright: ignore[reportUnknownMemberType]
 
 
 class Measured(NamedTuple):
@@ -59,6 +58,13 @@ def fit(batches: Sequence[Measured], *, attention: bool = True) -> BatchLatency:
     return BatchLatency(model.table, model.decode, model.prefill, residuals(model, batches))
 
 
+def nonnegative(matrix: NDArray[np.floating[Any]], wanted: NDArray[np.floating[Any]]) -> _Floats:
+    """The x >= 0 for which ``matrix @ x`` comes nearest to what is wanted, by least squares."""
+    # scipy has no types.
+    nnls = cast("Callable[..., tuple[_Floats, float]]", optimize.nnls)  # pyright: ignore[reportUnknownMemberType]
+    return nnls(matrix, wanted, maxiter=100 * matrix.shape[1])[0]
+
+
 def residuals(model: BatchLatency, batches: Iterable[Measured]) -> Residuals:
     """How far measured batches are from what the model says."""
     ratios = np.array([b.seconds / model.estimate(b.load) for b in batches if b.load.tokens > 0])
@@ -86,7 +92,7 @@ def _fitted(batches: Sequence[Measured], *, attention: bool) -> BatchLatency:
     # Each column of the order of one, or the coefficients (1e-9 s a pair) drown in the table's rounding.
     scale = np.maximum(np.abs(matrix).max(axis=0), 1e-30)
     weighted: _Floats = matrix / scale / seconds[:, None]
-    solved = _nnls(weighted, np.ones(len(batches)), maxiter=100 * len(scale))[0] / scale
+    solved = nonnegative(weighted, np.ones(len(batches))) / scale
     # The table is a first time and what each further entry adds to it.
     times = np.cumsum(solved[: len(entries)])
     floor = max(float(times.max()) * 1e-6, 1e-9)

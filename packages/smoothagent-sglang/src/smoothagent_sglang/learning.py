@@ -7,13 +7,10 @@ server whose neighbours come and go.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import cast
-
 import numpy as np
 from numpy.typing import NDArray
-from scipy import optimize
 
+from smoothagent_sglang.fitting import nonnegative
 from smoothagent_sglang.latency import BatchLatency, Load
 
 _FORGET = 1 - 1 / 300
@@ -22,9 +19,9 @@ _ENOUGH = 6
 _EVERY = 16
 """Batches after which what is known is worked out anew."""
 _ODD = 4.0
-"""Times what was expected, beyond which a batch was held up by something else."""
+"""Times what was expected, beyond which a batch was held up by something else, and counts as that much: a server that
+has become so much slower is followed all the same."""
 _Floats = NDArray[np.float64]
-_nnls = cast("Callable[..., tuple[_Floats, float]]", optimize.nnls)  # pyright: ignore[reportUnknownMemberType]
 _SCALE = np.array([1.0, 1e2, 1e4, 1e6])
 """Orders of size of the features, so that their sums can be solved."""
 
@@ -54,8 +51,8 @@ class Learner:
         if load.tokens < 1 or seconds <= 0:
             return
         known = self.latency
-        if known is not None and self.batches > 4 * _ENOUGH and seconds > _ODD * known.estimate(load):
-            return
+        if known is not None and self.batches > 4 * _ENOUGH:
+            seconds = min(seconds, _ODD * known.estimate(load))
         self.batches += 1
         if self._profile is not None:
             self._scale(self._profile, load, seconds)
@@ -81,7 +78,7 @@ class Learner:
         # A little of each, so that what was never seen (no decodes yet) is no free direction.
         products = self._products + np.eye(4) * 1e-9 * float(np.trace(self._products))
         root = np.linalg.cholesky(products)
-        solved = _nnls(root.T, np.linalg.solve(root, self._sums))[0] / _SCALE
+        solved = nonnegative(root.T, np.linalg.solve(root, self._sums)) / _SCALE
         first, token, decode, prefill = (float(v) for v in solved)
         if first + token > 0:
             # Two entries make a line; it goes on beyond them.

@@ -121,6 +121,8 @@ class Owned:
             evict: evicts leaves of the cache of which a function says that they may go, until so many tokens are
                 free; returns which.
         """
+        if not any(map(self.may_go, self._nodes)):
+            return 0  # the cache need not be searched
         freed = 0
         for key in evict(tokens, self.may_go):
             node = self._nodes[key]

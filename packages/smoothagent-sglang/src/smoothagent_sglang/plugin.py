@@ -158,7 +158,11 @@ def _run(original: Any, self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any
     work: BestEffort | None = getattr(self, _WORK)
     if work is None:
         return original(self, batch, *args, **kwargs)
-    load = engine.batch_load(batch)
+    try:
+        load = engine.batch_load(batch)
+    except Exception as error:
+        _fail(work, error)
+        return original(self, batch, *args, **kwargs)
     began = time.perf_counter()
     result = original(self, batch, *args, **kwargs)
     try:
@@ -171,15 +175,23 @@ def _run(original: Any, self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any
 def _abort(original: Any, self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
     work: BestEffort | None = getattr(self, _WORK)
     if work is not None:
-        work.abort(request.rid, everything=bool(request.abort_all))
+        try:
+            work.abort(request.rid, everything=bool(request.abort_all))
+        except Exception as error:
+            _fail(work, error)
     return original(self, request, *args, **kwargs)
 
 
 def _flush(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     work: BestEffort | None = getattr(self, _WORK)
-    if work is not None and not len(work):
-        work.release_all()
-    return original(self, *args, **kwargs)
+    if work is None:
+        return original(self, *args, **kwargs)
+    if not len(work):
+        work.flushing()
+    done = original(self, *args, **kwargs)
+    if done:
+        work.flushed()
+    return done
 
 
 def _idle(original: Any, self: Any, *args: Any, **kwargs: Any) -> bool:
@@ -191,7 +203,8 @@ def _tell(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     answer = original(self, *args, **kwargs)
     work: BestEffort | None = getattr(self, _WORK)
     if work is not None:
-        answer.internal_state[asked.LOOKAHEAD] = work.state()
+        # In a copy: older versions hand out the server's own arguments.
+        answer.internal_state = {**answer.internal_state, asked.LOOKAHEAD: work.state()}
     return answer
 
 
@@ -200,8 +213,8 @@ def _promote(original: Any, self: Any, request: Any, *args: Any, **kwargs: Any) 
     told = dict(request.server_args)
     if work is None or asked.PROMOTE not in told:
         return original(self, request, *args, **kwargs)
-    # One that is running already, or has ended, needs none.
-    work.promote(int(told[asked.PROMOTE]))
+    # One that is running already, or has ended, needs none; what is no number is nobody's.
+    work.promote(told[asked.PROMOTE])
     return engine.updated(engine.module("managers.io_struct").SetInternalStateReqOutput)
 
 
